@@ -16,7 +16,9 @@
 //! - A run is counted at its exit.
 
 use crate::{
-    cells::{CpuBank, Frame, LineCell, LineEntry, MAX_DEPTH, MAX_NAMES_PER_IRQ, NO_SLOT, kind, state},
+    cells::{
+        CpuBank, Frame, LineCell, LineEntry, MAX_DEPTH, MAX_NAMES_PER_IRQ, NO_SLOT, kind, state,
+    },
     names::Name,
 };
 
@@ -51,7 +53,13 @@ pub trait World {
 
 /// A handler starts.
 #[inline(always)]
-pub fn enter<W: World>(bank: &mut CpuBank, entry: &mut LineEntry, world: &mut W, irq: u32, action: u64) {
+pub fn enter<W: World>(
+    bank: &mut CpuBank,
+    entry: &mut LineEntry,
+    world: &mut W,
+    irq: u32,
+    action: u64,
+) {
     let in_vector = innermost_kind(bank) == kind::VMD_VECTOR;
     let known = entry.action == action
         && entry.generation == bank.generation
@@ -70,7 +78,11 @@ pub fn enter<W: World>(bank: &mut CpuBank, entry: &mut LineEntry, world: &mut W,
         _ => return,
     };
 
-    let stale_from = if entry.kind == kind::VMD_VECTOR { 0 } else { position(bank, irq, action) };
+    let stale_from = if entry.kind == kind::VMD_VECTOR {
+        0
+    } else {
+        position(bank, irq, action)
+    };
     drop_frames(bank, stale_from);
     if bank.depth >= MAX_DEPTH {
         bank.overflowed_runs += 1;
@@ -79,7 +91,7 @@ pub fn enter<W: World>(bank: &mut CpuBank, entry: &mut LineEntry, world: &mut W,
     let repeated = bank.depth == 0 && slot != NO_SLOT && is_repeat(world, slot, action);
     let depth = bank.depth;
     let start_ns = world.now();
-    bank.frames[(depth % MAX_DEPTH) as usize] = Frame {
+    bank.frames[index_of(depth)] = Frame {
         action,
         start_ns,
         irq,
@@ -111,7 +123,7 @@ pub fn exit<W: World>(
     }
     drop_frames(bank, at + 1);
     bank.depth = at;
-    let frame = bank.frames[(at % MAX_DEPTH) as usize];
+    let frame = bank.frames[index_of(at)];
     let inclusive_ns = world.now().saturating_sub(frame.start_ns);
     let unhandled = u32::from(!handled);
 
@@ -120,7 +132,7 @@ pub fn exit<W: World>(
         bank.interrupt_ns += inclusive_ns;
         bank.depth0_runs += 1;
     } else {
-        let parent = &mut bank.frames[((at - 1) % MAX_DEPTH) as usize];
+        let parent = &mut bank.frames[index_of(at - 1)];
         parent.nested_ns += inclusive_ns;
         if parent.kind == kind::VMD_VECTOR {
             parent.child_runs += 1;
@@ -134,7 +146,9 @@ pub fn exit<W: World>(
         bank.unassigned_completions += u64::from(frame.completions);
         return;
     }
-    let Some(cell) = world.cell(frame.slot) else { return };
+    let Some(cell) = world.cell(frame.slot) else {
+        return;
+    };
     if at == 0 {
         cell.depth0_runs += 1;
         cell.repeated_runs += u64::from(frame.repeated);
@@ -166,15 +180,22 @@ pub fn completion(bank: &mut CpuBank) -> bool {
     if depth == 0 {
         return true;
     }
-    bank.frames[((depth - 1) % MAX_DEPTH) as usize].completions += 1;
+    bank.frames[index_of(depth - 1)].completions += 1;
     false
+}
+
+/// Index of the frame at a depth. The mask spares the verifier, and the
+/// compiler a panic: depths are below MAX_DEPTH, a power of two.
+#[inline(always)]
+fn index_of(depth: u32) -> usize {
+    (depth & (MAX_DEPTH - 1)) as usize
 }
 
 #[inline(always)]
 fn innermost_kind(bank: &CpuBank) -> u32 {
     match bank.depth {
         0 => kind::NONE,
-        depth => bank.frames[((depth - 1) % MAX_DEPTH) as usize].kind,
+        depth => bank.frames[index_of(depth - 1)].kind,
     }
 }
 
@@ -185,7 +206,7 @@ fn position(bank: &CpuBank, irq: u32, action: u64) -> u32 {
     let mut found = depth;
     let mut index = 0;
     while index < MAX_DEPTH {
-        let frame = &bank.frames[index as usize];
+        let frame = &bank.frames[index_of(index)];
         if index < depth && frame.irq == irq && frame.action == action {
             found = index;
         }
@@ -204,7 +225,7 @@ fn drop_frames(bank: &mut CpuBank, from: u32) {
     while index < MAX_DEPTH {
         if index >= from && index < bank.depth {
             bank.lost_frames += 1;
-            bank.completions_outside += u64::from(bank.frames[index as usize].completions);
+            bank.completions_outside += u64::from(bank.frames[index_of(index)].completions);
         }
         index += 1;
     }
@@ -216,10 +237,15 @@ fn drop_frames(bank: &mut CpuBank, from: u32) {
 /// (kernel/irq/chip.c, handle_edge_irq) and counts that only once.
 #[inline(always)]
 fn is_repeat<W: World>(world: &mut W, slot: u32, action: u64) -> bool {
-    let Some(irqs_sum) = world.irqs_sum() else { return false };
+    let Some(irqs_sum) = world.irqs_sum() else {
+        return false;
+    };
     let cpu = world.cpu() + 1;
-    let Some(cell) = world.cell(slot) else { return false };
-    let repeat = cell.last_cpu == cpu && cell.last_irqs_sum == irqs_sum && cell.last_action == action;
+    let Some(cell) = world.cell(slot) else {
+        return false;
+    };
+    let repeat =
+        cell.last_cpu == cpu && cell.last_irqs_sum == irqs_sum && cell.last_action == action;
     cell.last_cpu = cpu;
     cell.last_irqs_sum = irqs_sum;
     cell.last_action = action;
@@ -251,7 +277,9 @@ fn learn<W: World>(
         if link == 0 {
             break;
         }
-        let Some(cell) = world.cell(link - 1) else { break };
+        let Some(cell) = world.cell(link - 1) else {
+            break;
+        };
         if cell.name == name {
             entry.slot = link - 1;
             entry.kind = cell.kind;
@@ -274,7 +302,11 @@ fn learn<W: World>(
     };
 
     entry.kind = kind;
-    let taken = if names < MAX_NAMES_PER_IRQ { world.take_slot() } else { Taken::Empty };
+    let taken = if names < MAX_NAMES_PER_IRQ {
+        world.take_slot()
+    } else {
+        Taken::Empty
+    };
     match taken {
         Taken::Slot(slot) => {
             let Some(cell) = world.cell(slot) else { return };

@@ -84,12 +84,29 @@ impl Machine {
         match *event {
             Event::Enter { irq, action } => {
                 let mut entry = self.entries[irq as usize];
-                enter(&mut bank, &mut entry, &mut Tables { machine: self }, irq, action as u64);
+                enter(
+                    &mut bank,
+                    &mut entry,
+                    &mut Tables { machine: self },
+                    irq,
+                    action as u64,
+                );
                 self.entries[irq as usize] = entry;
             }
-            Event::Exit { irq, action, handled } => {
+            Event::Exit {
+                irq,
+                action,
+                handled,
+            } => {
                 let entry = self.entries[irq as usize];
-                exit(&mut bank, &entry, &mut Tables { machine: self }, irq, action as u64, handled);
+                exit(
+                    &mut bank,
+                    &entry,
+                    &mut Tables { machine: self },
+                    irq,
+                    action as u64,
+                    handled,
+                );
             }
             Event::Completion => bank.completions_outside += u64::from(completion(&mut bank)),
             Event::NewGeneration => {
@@ -116,12 +133,20 @@ fn assert_equal(machine: &Machine, model: &Model) -> Result<(), TestCaseError> {
     prop_assert_eq!(taken, model.lines.len());
     for ((irq, name), expected) in &model.lines {
         let wanted = Name::new(name.as_bytes());
-        let mut cells = machine.cells.iter().filter(|cell| cell.ready != 0 && cell.irq == *irq && cell.name == wanted);
-        let cell = cells.next().ok_or_else(|| TestCaseError::fail(format!("no cell for {irq} {name}")))?;
+        let mut cells = machine
+            .cells
+            .iter()
+            .filter(|cell| cell.ready != 0 && cell.irq == *irq && cell.name == wanted);
+        let cell = cells
+            .next()
+            .ok_or_else(|| TestCaseError::fail(format!("no cell for {irq} {name}")))?;
         prop_assert!(cells.next().is_none(), "two cells for {} {}", irq, name);
         let parent = cell.parent.checked_sub(1).map(|slot| {
             let parent = &machine.cells[slot as usize];
-            (parent.irq, String::from_utf8(parent.name.bytes().collect()).unwrap())
+            (
+                parent.irq,
+                String::from_utf8(parent.name.bytes().collect()).unwrap(),
+            )
         });
         let seen = model::Line {
             kind: cell.kind,
@@ -191,7 +216,13 @@ proptest! {
 fn named(names: &[&'static str]) -> Machine {
     let mut machine = Machine::new(1, 16);
     for (action, name) in names.iter().enumerate() {
-        machine.feed(0, &Event::Rename { action, name: Some(name) });
+        machine.feed(
+            0,
+            &Event::Rename {
+                action,
+                name: Some(name),
+            },
+        );
     }
     machine
 }
@@ -201,12 +232,20 @@ fn enter_line(irq: u32, action: usize) -> Event {
 }
 
 fn exit_line(irq: u32, action: usize, handled: bool) -> Event {
-    Event::Exit { irq, action, handled }
+    Event::Exit {
+        irq,
+        action,
+        handled,
+    }
 }
 
 fn cell_of<'a>(machine: &'a Machine, irq: u32, name: &str) -> &'a LineCell {
     let wanted = Name::new(name.as_bytes());
-    machine.cells.iter().find(|cell| cell.ready != 0 && cell.irq == irq && cell.name == wanted).unwrap()
+    machine
+        .cells
+        .iter()
+        .find(|cell| cell.ready != 0 && cell.irq == irq && cell.name == wanted)
+        .unwrap()
 }
 
 #[test]
@@ -224,11 +263,26 @@ fn a_vector_with_two_children() {
     ]);
     let vector = cell_of(&machine, 1, "vmd0");
     assert_eq!((vector.depth0_runs, vector.nested_runs), (1, 0));
-    assert_eq!((vector.child_runs, vector.child_unhandled_runs, vector.child_completions), (2, 1, 2));
+    assert_eq!(
+        (
+            vector.child_runs,
+            vector.child_unhandled_runs,
+            vector.child_completions
+        ),
+        (2, 1, 2)
+    );
     // Clock ticks of 10: the vector's six readings span 50, its children took 10 each.
     assert_eq!((vector.inclusive_ns, vector.self_ns), (50, 30));
     let busy = cell_of(&machine, 2, "nvme0q1");
-    assert_eq!((busy.depth0_runs, busy.nested_runs, busy.completions, busy.unhandled_runs), (0, 1, 2, 0));
+    assert_eq!(
+        (
+            busy.depth0_runs,
+            busy.nested_runs,
+            busy.completions,
+            busy.unhandled_runs
+        ),
+        (0, 1, 2, 0)
+    );
     assert_eq!(cell_of(&machine, 3, "nvme1q1").unhandled_runs, 1);
     assert_eq!(machine.banks[0].interrupt_ns, 50);
 }
@@ -239,7 +293,10 @@ fn a_lost_exit_heals_and_loses_no_completion() {
     machine.run(&[enter_line(1, 0), enter_line(2, 1), Event::Completion]);
     machine.run(&[enter_line(1, 0), exit_line(1, 0, true)]);
     let bank = &machine.banks[0];
-    assert_eq!((bank.lost_frames, bank.completions_outside, bank.depth), (2, 1, 0));
+    assert_eq!(
+        (bank.lost_frames, bank.completions_outside, bank.depth),
+        (2, 1, 0)
+    );
     assert_eq!(cell_of(&machine, 1, "vmd0").depth0_runs, 1);
 }
 
@@ -247,24 +304,64 @@ fn a_lost_exit_heals_and_loses_no_completion() {
 fn a_port_is_a_child_whatever_its_name_and_stays_one_when_resent() {
     let mut machine = named(&["vmd0", "pciehp"]);
     machine.run(&[enter_line(2, 1), exit_line(2, 1, true)]);
-    assert!(machine.cells.iter().all(|cell| cell.ready == 0), "not ours outside a vector");
-    machine.run(&[enter_line(1, 0), enter_line(2, 1), exit_line(2, 1, true), exit_line(1, 0, true)]);
-    machine.run(&[Event::NewGeneration, enter_line(2, 1), exit_line(2, 1, true)]);
+    assert!(
+        machine.cells.iter().all(|cell| cell.ready == 0),
+        "not ours outside a vector"
+    );
+    machine.run(&[
+        enter_line(1, 0),
+        enter_line(2, 1),
+        exit_line(2, 1, true),
+        exit_line(1, 0, true),
+    ]);
+    machine.run(&[
+        Event::NewGeneration,
+        enter_line(2, 1),
+        exit_line(2, 1, true),
+    ]);
     let port = cell_of(&machine, 2, "pciehp");
-    assert_eq!((port.kind, port.nested_runs, port.depth0_runs), (kind::OTHER_CHILD, 1, 1));
+    assert_eq!(
+        (port.kind, port.nested_runs, port.depth0_runs),
+        (kind::OTHER_CHILD, 1, 1)
+    );
 }
 
 #[test]
 fn a_reused_address_is_noticed_in_a_new_generation_only() {
     let mut machine = named(&["nvme0q1"]);
     machine.run(&[enter_line(1, 0), exit_line(1, 0, true)]);
-    machine.run(&[Event::Rename { action: 0, name: Some("eth0-tx-1") }, enter_line(1, 0), exit_line(1, 0, true)]);
-    assert_eq!(cell_of(&machine, 1, "nvme0q1").depth0_runs, 2, "same address, same generation");
-    machine.run(&[Event::NewGeneration, enter_line(1, 0), exit_line(1, 0, true)]);
+    machine.run(&[
+        Event::Rename {
+            action: 0,
+            name: Some("eth0-tx-1"),
+        },
+        enter_line(1, 0),
+        exit_line(1, 0, true),
+    ]);
+    assert_eq!(
+        cell_of(&machine, 1, "nvme0q1").depth0_runs,
+        2,
+        "same address, same generation"
+    );
+    machine.run(&[
+        Event::NewGeneration,
+        enter_line(1, 0),
+        exit_line(1, 0, true),
+    ]);
     assert_eq!(cell_of(&machine, 1, "nvme0q1").depth0_runs, 2);
-    machine.run(&[Event::Rename { action: 0, name: Some("nvme0q1") }, Event::NewGeneration]);
+    machine.run(&[
+        Event::Rename {
+            action: 0,
+            name: Some("nvme0q1"),
+        },
+        Event::NewGeneration,
+    ]);
     machine.run(&[enter_line(1, 0), exit_line(1, 0, true)]);
-    assert_eq!(cell_of(&machine, 1, "nvme0q1").depth0_runs, 3, "the name has its slot back");
+    assert_eq!(
+        cell_of(&machine, 1, "nvme0q1").depth0_runs,
+        3,
+        "the name has its slot back"
+    );
 }
 
 #[test]
@@ -273,19 +370,33 @@ fn no_slot_is_said_once_counted_always_and_keeps_the_nesting() {
     machine.free = vec![0];
     machine.run(&[enter_line(2, 1), exit_line(2, 1, true)]);
     for _ in 0..3 {
-        machine.run(&[enter_line(1, 0), enter_line(2, 1), Event::Completion, exit_line(2, 1, true), exit_line(1, 0, true)]);
+        machine.run(&[
+            enter_line(1, 0),
+            enter_line(2, 1),
+            Event::Completion,
+            exit_line(2, 1, true),
+            exit_line(1, 0, true),
+        ]);
     }
     assert_eq!(machine.without_slot, [1]);
     assert_eq!(machine.banks[0].unassigned_runs, 3);
     let child = cell_of(&machine, 2, "nvme0q1");
-    assert_eq!((child.depth0_runs, child.nested_runs, child.completions), (1, 3, 3));
+    assert_eq!(
+        (child.depth0_runs, child.nested_runs, child.completions),
+        (1, 3, 3)
+    );
 }
 
 #[test]
 fn a_busy_slot_queue_is_asked_again() {
     let mut machine = named(&["nvme0q1"]);
     machine.busy = true;
-    machine.run(&[enter_line(1, 0), exit_line(1, 0, true), enter_line(1, 0), exit_line(1, 0, true)]);
+    machine.run(&[
+        enter_line(1, 0),
+        exit_line(1, 0, true),
+        enter_line(1, 0),
+        exit_line(1, 0, true),
+    ]);
     assert_eq!(machine.banks[0].unassigned_runs, 1);
     assert_eq!(cell_of(&machine, 1, "nvme0q1").depth0_runs, 1);
     assert!(machine.without_slot.is_empty());

@@ -141,6 +141,7 @@ pub struct CpuBank {
     pub frames: [Frame; MAX_DEPTH as usize],
 }
 
+const _: () = assert!(MAX_DEPTH.is_power_of_two());
 const _: () = assert!(size_of::<LineEntry>() == 32);
 const _: () = assert!(size_of::<LineCell>() == 192);
 const _: () = assert!(size_of::<Frame>() == 64);

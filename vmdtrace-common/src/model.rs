@@ -15,19 +15,37 @@ pub const IRQS: u32 = 8;
 
 /// Names an action may have. Some are re-used by several actions.
 pub const NAMES: [&str; 9] = [
-    "vmd0", "vmd1", "vmd", "nvme0q0", "nvme0q1", "nvme12q3", "pciehp", "eth0-tx-1", "virtio1-req.0",
+    "vmd0",
+    "vmd1",
+    "vmd",
+    "nvme0q0",
+    "nvme0q1",
+    "nvme12q3",
+    "pciehp",
+    "eth0-tx-1",
+    "virtio1-req.0",
 ];
 
 /// What can happen on a CPU.
 #[derive(Clone, Debug)]
 pub enum Event {
-    Enter { irq: u32, action: usize },
-    Exit { irq: u32, action: usize, handled: bool },
+    Enter {
+        irq: u32,
+        action: usize,
+    },
+    Exit {
+        irq: u32,
+        action: usize,
+        handled: bool,
+    },
     Completion,
     /// Devices came or went.
     NewGeneration,
     /// The action's memory now holds another action (None: unreadable).
-    Rename { action: usize, name: Option<&'static str> },
+    Rename {
+        action: usize,
+        name: Option<&'static str>,
+    },
     /// The kernel counted an interrupt on this CPU.
     Counted,
 }
@@ -42,13 +60,19 @@ pub fn kind_of(name: &str) -> u32 {
     {
         return kind::VMD_VECTOR;
     }
-    if let Some((disk, queue)) = name.strip_prefix("nvme").and_then(|rest| rest.split_once('q'))
+    if let Some((disk, queue)) = name
+        .strip_prefix("nvme")
+        .and_then(|rest| rest.split_once('q'))
         && digits(disk)
         && digits(queue)
     {
         return kind::NVME;
     }
-    if name.starts_with("virtio") { kind::WATCHED } else { kind::NONE }
+    if name.starts_with("virtio") {
+        kind::WATCHED
+    } else {
+        kind::NONE
+    }
 }
 
 /// Counters of one line, by what they mean.
@@ -164,7 +188,11 @@ impl Model {
     pub fn feed(&mut self, cpu: usize, event: &Event) {
         match *event {
             Event::Enter { irq, action } => self.enter(cpu, irq, action),
-            Event::Exit { irq, action, handled } => self.exit(cpu, irq, action, handled),
+            Event::Exit {
+                irq,
+                action,
+                handled,
+            } => self.exit(cpu, irq, action, handled),
             Event::Completion => match self.stacks[cpu].last_mut() {
                 Some(running) => running.completions += 1,
                 None => self.cpus[cpu].completions_outside += 1,
@@ -180,7 +208,9 @@ impl Model {
     }
 
     fn enter(&mut self, cpu: usize, irq: u32, action: usize) {
-        let in_vector = self.stacks[cpu].last().is_some_and(|running| running.kind == kind::VMD_VECTOR);
+        let in_vector = self.stacks[cpu]
+            .last()
+            .is_some_and(|running| running.kind == kind::VMD_VECTOR);
         let belief = match self.beliefs.get(&irq) {
             Some((known, generation, belief))
                 if *known == action
@@ -192,7 +222,8 @@ impl Model {
             }
             _ => {
                 let belief = self.believe(irq, action, in_vector);
-                self.beliefs.insert(irq, (action, self.generation, belief.clone()));
+                self.beliefs
+                    .insert(irq, (action, self.generation, belief.clone()));
                 belief
             }
         };
@@ -210,7 +241,9 @@ impl Model {
         let stale = if kind == kind::VMD_VECTOR {
             Some(0)
         } else {
-            self.stacks[cpu].iter().rposition(|running| running.irq == irq && running.action == action)
+            self.stacks[cpu]
+                .iter()
+                .rposition(|running| running.irq == irq && running.action == action)
         };
         if let Some(from) = stale {
             self.forget(cpu, from);
@@ -220,15 +253,27 @@ impl Model {
             return;
         }
         let mut repeated = false;
-        if let (true, Some(counts), Some(line)) = (self.stacks[cpu].is_empty(), &self.counted, &line) {
+        if let (true, Some(counts), Some(line)) =
+            (self.stacks[cpu].is_empty(), &self.counted, &line)
+        {
             let now = (cpu, counts[cpu], action);
             repeated = self.previous.insert(line.clone(), now) == Some(now);
         }
-        self.stacks[cpu].push(Running { irq, action, kind, line, repeated, completions: 0, children: Vec::new() });
+        self.stacks[cpu].push(Running {
+            irq,
+            action,
+            kind,
+            line,
+            repeated,
+            completions: 0,
+            children: Vec::new(),
+        });
     }
 
     fn believe(&mut self, irq: u32, action: usize, in_vector: bool) -> Belief {
-        let Some(name) = self.names[action] else { return Belief::Unreadable };
+        let Some(name) = self.names[action] else {
+            return Belief::Unreadable;
+        };
         let key = (irq, name.to_owned());
         if let Some(line) = self.lines.get(&key) {
             return Belief::Ours(Some(key), line.kind);
@@ -244,12 +289,20 @@ impl Model {
         if names == self.max_names || self.lines.len() == self.slots {
             return Belief::Ours(None, kind);
         }
-        self.lines.insert(key.clone(), Line { kind, ..Line::default() });
+        self.lines.insert(
+            key.clone(),
+            Line {
+                kind,
+                ..Line::default()
+            },
+        );
         Belief::Ours(Some(key), kind)
     }
 
     fn exit(&mut self, cpu: usize, irq: u32, action: usize, handled: bool) {
-        let found = self.stacks[cpu].iter().rposition(|running| running.irq == irq && running.action == action);
+        let found = self.stacks[cpu]
+            .iter()
+            .rposition(|running| running.irq == irq && running.action == action);
         let Some(at) = found else {
             if let Some((known, _, Belief::Ours(..))) = self.beliefs.get(&irq)
                 && *known == action
@@ -259,12 +312,17 @@ impl Model {
             return;
         };
         self.forget(cpu, at + 1);
-        let Some(run) = self.stacks[cpu].pop() else { return };
+        let Some(run) = self.stacks[cpu].pop() else {
+            return;
+        };
         let mut parent = None;
         match self.stacks[cpu].last_mut() {
             None => self.cpus[cpu].depth0_runs += 1,
             Some(outer) if outer.kind == kind::VMD_VECTOR => {
-                outer.children.push(Child { handled, completions: run.completions });
+                outer.children.push(Child {
+                    handled,
+                    completions: run.completions,
+                });
                 parent.clone_from(&outer.line);
             }
             Some(_) => {}
@@ -274,7 +332,9 @@ impl Model {
             self.cpus[cpu].unassigned_completions += run.completions;
             return;
         };
-        let Some(line) = self.lines.get_mut(&key) else { return };
+        let Some(line) = self.lines.get_mut(&key) else {
+            return;
+        };
         if nested {
             line.nested_runs += 1;
         } else {
@@ -287,8 +347,13 @@ impl Model {
         line.unhandled_runs += u64::from(!handled);
         line.completions += run.completions;
         line.child_runs += run.children.len() as u64;
-        line.child_unhandled_runs += run.children.iter().filter(|child| !child.handled).count() as u64;
-        line.child_completions += run.children.iter().map(|child| child.completions).sum::<u64>();
+        line.child_unhandled_runs +=
+            run.children.iter().filter(|child| !child.handled).count() as u64;
+        line.child_completions += run
+            .children
+            .iter()
+            .map(|child| child.completions)
+            .sum::<u64>();
     }
 
     fn forget(&mut self, cpu: usize, from: usize) {
@@ -321,24 +386,38 @@ fn any_name() -> impl Strategy<Value = Option<&'static str>> {
 
 /// A vector's run as the kernel makes it, with children and completions.
 fn any_vector_run() -> impl Strategy<Value = Vec<Event>> {
-    let child = (1..=IRQS, 0..ACTIONS, any::<bool>(), 0..3usize).prop_map(|(irq, action, handled, completions)| {
-        let mut events = vec![Event::Enter { irq, action }];
-        events.extend(std::iter::repeat_n(Event::Completion, completions));
-        events.push(Event::Exit { irq, action, handled });
-        events
-    });
-    (1..=IRQS, 0..ACTIONS, any::<bool>(), prop::collection::vec(child, 0..4)).prop_map(
-        |(irq, action, counted, children)| {
+    let child = (1..=IRQS, 0..ACTIONS, any::<bool>(), 0..3usize).prop_map(
+        |(irq, action, handled, completions)| {
+            let mut events = vec![Event::Enter { irq, action }];
+            events.extend(std::iter::repeat_n(Event::Completion, completions));
+            events.push(Event::Exit {
+                irq,
+                action,
+                handled,
+            });
+            events
+        },
+    );
+    (
+        1..=IRQS,
+        0..ACTIONS,
+        any::<bool>(),
+        prop::collection::vec(child, 0..4),
+    )
+        .prop_map(|(irq, action, counted, children)| {
             let mut events = Vec::new();
             if counted {
                 events.push(Event::Counted);
             }
             events.push(Event::Enter { irq, action });
             events.extend(children.into_iter().flatten());
-            events.push(Event::Exit { irq, action, handled: true });
+            events.push(Event::Exit {
+                irq,
+                action,
+                handled: true,
+            });
             events
-        },
-    )
+        })
 }
 
 /// Streams for `cpus` CPUs: names for all actions first, then well-formed runs
@@ -346,7 +425,11 @@ fn any_vector_run() -> impl Strategy<Value = Vec<Event>> {
 /// exits, deep nesting, re-used numbers and addresses.
 pub fn any_stream(cpus: usize, length: usize) -> impl Strategy<Value = Vec<(usize, Event)>> {
     let names = prop::collection::vec(any_name(), ACTIONS).prop_map(|names| {
-        names.into_iter().enumerate().map(|(action, name)| (0, Event::Rename { action, name })).collect::<Vec<_>>()
+        names
+            .into_iter()
+            .enumerate()
+            .map(|(action, name)| (0, Event::Rename { action, name }))
+            .collect::<Vec<_>>()
     });
     let burst = prop_oneof![
         3 => any_vector_run(),

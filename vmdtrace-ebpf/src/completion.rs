@@ -10,7 +10,9 @@ use crate::kernel;
 /// nvme_sq(struct request *req, __le16 sq_head, int sq_tail)
 #[raw_tracepoint(tracepoint = "nvme_sq")]
 pub(crate) fn nvme_sq(_: RawTracePointContext) -> i32 {
-    let Some(bank) = kernel::bank(kernel::cpu()) else { return 0 };
+    let Some(bank) = kernel::bank(kernel::cpu()) else {
+        return 0;
+    };
     if vmdtrace_common::completion(bank) {
         kernel::add_one(&mut bank.completions_outside);
     }

@@ -3,7 +3,12 @@
 
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 
-use aya_ebpf::{bindings::BPF_F_MMAPABLE, btf_maps::Array, macros::{btf_map, raw_tracepoint}, programs::RawTracePointContext};
+use aya_ebpf::{
+    bindings::BPF_F_MMAPABLE,
+    btf_maps::Array,
+    macros::{btf_map, raw_tracepoint},
+    programs::RawTracePointContext,
+};
 
 /// Kernel memory that user space fills.
 #[btf_map]

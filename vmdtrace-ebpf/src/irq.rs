@@ -1,10 +1,11 @@
 //! Raw tracepoints irq_handler_entry and irq_handler_exit.
 
-use aya_ebpf::{
+#![expect(
+    clippy::needless_pass_by_value,
+    reason = "the attribute macro passes the context by value"
+)]
 
-    macros::raw_tracepoint,
-    programs::RawTracePointContext,
-};
+use aya_ebpf::{macros::raw_tracepoint, programs::RawTracePointContext};
 use aya_log_ebpf::warn;
 use vmdtrace_common::{LineCell, Name, Taken, World};
 
@@ -58,7 +59,10 @@ impl World for Kernel<'_> {
 
     #[inline(always)]
     fn no_slot(&mut self, irq: u32, _: &Name) {
-        warn!(self.context, "no free slot for interrupt {}: its runs are counted as unassigned", irq);
+        warn!(
+            self.context,
+            "no free slot for interrupt {}: its runs are counted as unassigned", irq
+        );
     }
 }
 
@@ -68,12 +72,23 @@ pub(crate) fn irq_handler_entry(context: RawTracePointContext) -> i32 {
     let irq: u32 = context.arg(0);
     let action: u64 = context.arg(1);
     let cpu = kernel::cpu();
-    let Some(bank) = kernel::bank(cpu) else { return 0 };
+    let Some(bank) = kernel::bank(cpu) else {
+        return 0;
+    };
     let Some(line) = kernel::line(irq) else {
         bank.out_of_range_runs += 1;
         return 0;
     };
-    vmdtrace_common::enter(bank, line, &mut Kernel { context: &context, cpu }, irq, action);
+    vmdtrace_common::enter(
+        bank,
+        line,
+        &mut Kernel {
+            context: &context,
+            cpu,
+        },
+        irq,
+        action,
+    );
     0
 }
 
@@ -84,9 +99,23 @@ pub(crate) fn irq_handler_exit(context: RawTracePointContext) -> i32 {
     let action: u64 = context.arg(1);
     let returned: u32 = context.arg(2);
     let cpu = kernel::cpu();
-    let Some(bank) = kernel::bank(cpu) else { return 0 };
-    let Some(line) = kernel::line(irq) else { return 0 };
+    let Some(bank) = kernel::bank(cpu) else {
+        return 0;
+    };
+    let Some(line) = kernel::line(irq) else {
+        return 0;
+    };
     // IRQ_NONE is 0 (include/linux/irqreturn.h).
-    vmdtrace_common::exit(bank, line, &mut Kernel { context: &context, cpu }, irq, action, returned != 0);
+    vmdtrace_common::exit(
+        bank,
+        line,
+        &mut Kernel {
+            context: &context,
+            cpu,
+        },
+        irq,
+        action,
+        returned != 0,
+    );
     0
 }

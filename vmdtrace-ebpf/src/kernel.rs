@@ -1,10 +1,13 @@
 //! Everything unsafe: reads of kernel memory, map elements as references, the
 //! atomic add, and the constants that user space sets at load.
 
+use core::ffi::c_void;
+
 use aya_ebpf::helpers::{
-    bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_probe_read_kernel, bpf_probe_read_kernel_str_bytes,
+    bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_probe_read_kernel,
+    generated::bpf_probe_read_kernel_str,
 };
-use vmdtrace_common::{CpuBank, LineCell, LineEntry, Name, NameTable, names::NAME_BYTES};
+use vmdtrace_common::{CpuBank, LineCell, LineEntry, Name, NameTable};
 
 use crate::maps::{BANKS, CELLS, LINES, NAMES};
 
@@ -58,8 +61,11 @@ pub(crate) fn irqs_sum(cpu: u32) -> Option<u64> {
         return None;
     }
     // SAFETY: the helper checks the address and fails where it cannot be read.
-    let offset: u64 = unsafe { bpf_probe_read_kernel((offsets + u64::from(cpu) * 8) as *const u64) }.ok()?;
-    let address = kstat.wrapping_add(offset).wrapping_add(u64::from(constant!(IRQS_SUM_OFFSET)));
+    let offset: u64 =
+        unsafe { bpf_probe_read_kernel((offsets + u64::from(cpu) * 8) as *const u64) }.ok()?;
+    let address = kstat
+        .wrapping_add(offset)
+        .wrapping_add(u64::from(constant!(IRQS_SUM_OFFSET)));
     // SAFETY: as above.
     unsafe { bpf_probe_read_kernel(address as *const u64) }.ok()
 }
@@ -70,21 +76,14 @@ pub(crate) fn action_name(action: u64) -> Option<Name> {
     let field = action.wrapping_add(u64::from(constant!(ACTION_NAME_OFFSET)));
     // SAFETY: the helper checks the address and fails where it cannot be read.
     let text: u64 = unsafe { bpf_probe_read_kernel(field as *const u64) }.ok()?;
-    let mut buffer = [0u8; NAME_BYTES + 1];
-    // SAFETY: as above.
-    unsafe { bpf_probe_read_kernel_str_bytes(text as *const u8, &mut buffer) }.ok()?;
-    let mut words = [0u64; 4];
-    let mut ended = false;
-    let mut index = 0;
-    while index < NAME_BYTES {
-        let byte = buffer[index];
-        ended |= byte == 0;
-        if !ended {
-            words[index / 8] |= (byte as u64) << (index % 8 * 8);
-        }
-        index += 1;
-    }
-    Some(Name(words))
+    let mut name = Name::default();
+    let size = size_of::<Name>() as u32;
+    // SAFETY: as above; at most `size` bytes are written. What lies behind the
+    // NUL stays zero: the kernel copies byte by byte up to it
+    // (mm/maccess.c, strncpy_from_kernel_nofault).
+    let copied =
+        unsafe { bpf_probe_read_kernel_str((&raw mut name).cast(), size, text as *const c_void) };
+    (copied >= 0).then_some(name)
 }
 
 /// This CPU's bank. Interrupt programs run with interrupts off and are the only
@@ -125,7 +124,9 @@ pub(crate) fn add_one(counter: &mut u64) {
     #[cfg(target_arch = "bpf")]
     // SAFETY: a reference is valid and aligned.
     unsafe {
-        core::intrinsics::atomic_xadd::<u64, u64, { core::intrinsics::AtomicOrdering::Relaxed }>(counter, 1);
+        core::intrinsics::atomic_xadd::<u64, u64, { core::intrinsics::AtomicOrdering::Relaxed }>(
+            counter, 1,
+        );
     }
     #[cfg(not(target_arch = "bpf"))]
     {

@@ -4,7 +4,10 @@
 
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 #![cfg_attr(target_arch = "bpf", feature(core_intrinsics))]
-#![cfg_attr(target_arch = "bpf", expect(internal_features, reason = "the only way to an atomic add on BPF"))]
+#![cfg_attr(
+    target_arch = "bpf",
+    expect(internal_features, reason = "the only way to an atomic add on BPF")
+)]
 
 mod completion;
 mod irq;

@@ -1,5 +1,5 @@
-//! The maps. All but the queue and the log are mapped into user space, which
-//! sets their sizes at load.
+//! The maps. User space sets their sizes at load and maps those that it reads
+//! or fills.
 
 use aya_ebpf::{bindings::BPF_F_MMAPABLE, btf_maps::Array, btf_maps::Queue, macros::btf_map};
 use vmdtrace_common::{CpuBank, LineCell, LineEntry, NameTable};
@@ -8,7 +8,7 @@ const MAPPED: usize = BPF_F_MMAPABLE as usize;
 
 /// By interrupt number.
 #[btf_map]
-pub(crate) static LINES: Array<LineEntry, 1, MAPPED> = Array::new();
+pub(crate) static LINES: Array<LineEntry, 1> = Array::new();
 
 /// By slot.
 #[btf_map]

@@ -12,4 +12,5 @@
 //! Prometheus.
 
 pub mod host;
+pub mod probes;
 pub mod snapshot;
