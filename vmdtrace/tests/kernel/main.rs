@@ -1,6 +1,12 @@
 //! Tests that load the eBPF programs into the running kernel. Where that is not
 //! possible they report "ignored" with the reason.
 
+#![expect(
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking"
+)]
+
 mod disk_line;
 mod fixture;
 mod streams;
