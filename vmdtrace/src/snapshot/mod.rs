@@ -3,6 +3,9 @@
 //! Snapshots alone. Totals are computed here from their parts, never kept
 //! twice.
 
+pub mod probes;
+pub mod source;
+
 use serde::{Deserialize, Serialize};
 
 use crate::host::topology::{DiskPath, PciAddress, Topology};
@@ -63,13 +66,21 @@ impl LineCounts {
     /// a remapping controller has none: at depth 0 it was re-sent by software.
     #[must_use]
     pub fn hardware_interrupts(&self) -> u64 {
-        if self.is_remapped_child() { 0 } else { self.depth0_runs }
+        if self.is_remapped_child() {
+            0
+        } else {
+            self.depth0_runs
+        }
     }
 
     /// Runs of a remapped child outside its vector's handler.
     #[must_use]
     pub fn resent_runs(&self) -> u64 {
-        if self.is_remapped_child() { self.depth0_runs } else { 0 }
+        if self.is_remapped_child() {
+            self.depth0_runs
+        } else {
+            0
+        }
     }
 
     /// All runs of the handler.
