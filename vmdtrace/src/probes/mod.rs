@@ -17,4 +17,4 @@ pub mod object;
 pub mod privileges;
 pub mod tracer;
 
-pub use tracer::{Level, LoadError, Options, Tracer};
+pub use tracer::{LoadError, Options, Sizes, Tracer};

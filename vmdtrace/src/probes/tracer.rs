@@ -28,17 +28,11 @@ use super::{
     names::{self, NamesError},
     object, privileges,
 };
-use crate::snapshot::{Counters, CpuCounts, LineCounts, LineKind, Probe, ProbeState};
-
-/// How much is measured for each event.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Level {
-    /// Counts only: no clock is read.
-    Counters,
-    /// Counts and times.
-    #[default]
-    Timing,
-}
+use crate::snapshot::{
+    Counters, CpuCounts, LineCounts, LineKind, Probe, ProbeState,
+    probes::{HANDLER_TIME, IRQ_HANDLER_ENTRY, IRQ_HANDLER_EXIT, NVME_SQ, REPEATED_RUNS},
+    source::Level,
+};
 
 /// How large the maps are made. All are fixed at load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,15 +105,11 @@ pub enum LoadError {
     },
 }
 
-const ENTRY: &str = "irq_handler_entry";
-const EXIT: &str = "irq_handler_exit";
-const COMPLETION: &str = "nvme_sq";
-const REPEATED: &str = "repeated_runs";
 const RAW_TRACEPOINT: &str = "raw_tracepoint";
 
 /// In this order: an exit is seen from before the first entry, so that no frame
 /// stays open. Their links are dropped in the reverse order.
-const PROGRAMS: [&str; 3] = [EXIT, ENTRY, COMPLETION];
+const PROGRAMS: [&str; 3] = [IRQ_HANDLER_EXIT, IRQ_HANDLER_ENTRY, NVME_SQ];
 
 /// Outcome of attaching one program.
 #[derive(Debug)]
@@ -272,7 +262,7 @@ impl Tracer {
     #[must_use]
     pub fn counts_interrupts(&self) -> bool {
         let attached = self.read();
-        [ENTRY, EXIT].iter().all(|wanted| {
+        [IRQ_HANDLER_ENTRY, IRQ_HANDLER_EXIT].iter().all(|wanted| {
             attached
                 .attachments
                 .iter()
@@ -342,14 +332,15 @@ impl Tracer {
             None => (ProbeState::Attached, None),
             Some(reason) => (ProbeState::Unsupported, Some(reason.clone())),
         };
-        probes.push(Probe {
-            name: REPEATED.to_owned(),
-            state,
-            mechanism: "kstat.irqs_sum".to_owned(),
-            reason,
-            missed_runs: None,
-            runs: None,
-        });
+        probes.push(capability(REPEATED_RUNS, "kstat.irqs_sum", state, reason));
+        let (state, reason) = match self.options.level {
+            Level::Timing => (ProbeState::Attached, None),
+            Level::Counters => (
+                ProbeState::NotApplicable,
+                Some("--level counters reads no clock".to_owned()),
+            ),
+        };
+        probes.push(capability(HANDLER_TIME, "bpf_ktime_get_ns", state, reason));
         probes
     }
 
@@ -386,6 +377,18 @@ impl Tracer {
         self.attached
             .write()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A line of the probe list for what is no hook of its own.
+fn capability(name: &str, mechanism: &str, state: ProbeState, reason: Option<String>) -> Probe {
+    Probe {
+        name: name.to_owned(),
+        state,
+        mechanism: mechanism.to_owned(),
+        reason,
+        missed_runs: None,
+        runs: None,
     }
 }
 
@@ -445,7 +448,7 @@ fn why_not_attached(program: &str, error: &anyhow::Error) -> (ProbeState, String
     const EPERM: i32 = nix::errno::Errno::EPERM as i32;
     const EACCES: i32 = nix::errno::Errno::EACCES as i32;
     match errno {
-        Some(ENOENT) if program == COMPLETION => (
+        Some(ENOENT) if program == NVME_SQ => (
             ProbeState::NotApplicable,
             "nvme_core is not loaded; attaches when it is".to_owned(),
         ),
@@ -565,14 +568,14 @@ mod tests {
     fn reasons_are_told_apart() {
         let errno = |code| anyhow::Error::from(io::Error::from_raw_os_error(code));
         assert_eq!(
-            why_not_attached(COMPLETION, &errno(2)).0,
+            why_not_attached(NVME_SQ, &errno(2)).0,
             ProbeState::NotApplicable
         );
         assert_eq!(
-            why_not_attached(ENTRY, &errno(2)).0,
+            why_not_attached(IRQ_HANDLER_ENTRY, &errno(2)).0,
             ProbeState::Unsupported
         );
-        assert_eq!(why_not_attached(ENTRY, &errno(1)).0, ProbeState::Blocked);
-        assert_eq!(why_not_attached(ENTRY, &errno(22)).0, ProbeState::Broken);
+        assert_eq!(why_not_attached(IRQ_HANDLER_ENTRY, &errno(1)).0, ProbeState::Blocked);
+        assert_eq!(why_not_attached(IRQ_HANDLER_ENTRY, &errno(22)).0, ProbeState::Broken);
     }
 }

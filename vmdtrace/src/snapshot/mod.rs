@@ -3,6 +3,9 @@
 //! Snapshots alone. Totals are computed here from their parts, never kept
 //! twice.
 
+pub mod probes;
+pub mod source;
+
 use serde::{Deserialize, Serialize};
 
 use crate::host::topology::{DiskPath, PciAddress, Topology};

@@ -14,7 +14,10 @@ mod streams;
 use std::{path::Path, process::ExitCode};
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use vmdtrace::probes::{Level, Options, Tracer, object, privileges, tracer::Sizes};
+use vmdtrace::{
+    probes::{Options, Sizes, Tracer, object, privileges},
+    snapshot::source::Level,
+};
 
 /// Why no program can be loaded here; None if it can.
 fn obstacle() -> Option<String> {

@@ -19,8 +19,8 @@ use proptest::{
     test_runner::{Config, TestRunner},
 };
 use vmdtrace::{
-    probes::{Level, Options, Tracer, tracer::Sizes},
-    snapshot::{Counters, LineKind},
+    probes::{Options, Sizes, Tracer},
+    snapshot::{Counters, LineKind, source::Level},
 };
 use vmdtrace_common::{
     cells::kind,
