@@ -4,6 +4,7 @@ use std::future::Future;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
@@ -108,11 +109,12 @@ where
         ..Limits::default()
     };
 
-    // One thread drives everything; scrapes run on blocking threads, which
-    // end by themselves.
+    // One thread drives everything; scrapes run on blocking threads. Those are
+    // kept, since a thread's end between two scrapes would be a wake-up.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(limits.max_requests + 2)
+        .max_blocking_threads(limits.max_requests)
+        .thread_keep_alive(Duration::from_secs(3600))
         .build()
         .context("cannot start the asynchronous runtime")?;
     let result = runtime.block_on(serve_until_signal(listeners, source, limits));

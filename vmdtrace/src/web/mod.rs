@@ -7,10 +7,11 @@
 pub mod address;
 mod routes;
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use axum::Router;
@@ -18,7 +19,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time;
 
@@ -72,50 +73,48 @@ pub async fn serve(
 ) {
     let server = Arc::new(Server {
         router: routes::router(source, limits.max_requests),
-        connections: Arc::new(Semaphore::new(limits.max_connections)),
         limits,
     });
     let (stop, stopped) = watch::channel(false);
-    let mut acceptors = JoinSet::new();
-    for listener in listeners {
-        acceptors.spawn(Arc::clone(&server).accept(listener, stopped.clone()));
-    }
+    let mut acceptor = JoinSet::new();
+    acceptor.spawn(server.accept(listeners, stopped));
     shutdown.await;
-    // Fails only when every acceptor is gone.
-    let _all_gone = stop.send(true);
-    let finished = async { while acceptors.join_next().await.is_some() {} };
-    if time::timeout(limits.shutdown_time, finished).await.is_err() {
+    // Fails only when the acceptor is gone.
+    let _gone = stop.send(true);
+    if time::timeout(limits.shutdown_time, acceptor.join_next())
+        .await
+        .is_err()
+    {
         tracing::warn!(
             "requests still ran {:?} after the stop signal and were cut off",
             limits.shutdown_time
         );
-        // Dropping the acceptors drops their connections.
-        acceptors.shutdown().await;
+        // Dropping the acceptor drops its connections.
+        acceptor.shutdown().await;
     }
 }
 
 struct Server {
     router: Router,
-    connections: Arc<Semaphore>,
     limits: Limits,
 }
 
 impl Server {
-    async fn accept(self: Arc<Self>, listener: TcpListener, stopped: watch::Receiver<bool>) {
+    /// Accepts until stopped, then waits for the connections there are.
+    async fn accept(self: Arc<Self>, listeners: Vec<TcpListener>, stopped: watch::Receiver<bool>) {
         let mut stop = stopped.clone();
         let mut connections = JoinSet::new();
         loop {
+            let may_accept = connections.len() < self.limits.max_connections;
             tokio::select! {
                 () = stop_asked(&mut stop) => break,
                 Some(_) = connections.join_next(), if !connections.is_empty() => {}
-                accepted = self.next_connection(&listener) => match accepted {
-                    Ok((permit, stream)) => {
-                        let connection = Arc::clone(&self).connection(stream, stopped.clone());
-                        connections.spawn(async move {
-                            connection.await;
-                            drop(permit);
-                        });
+                accepted = next_connection(&listeners), if may_accept => match accepted {
+                    Ok(stream) => {
+                        connections.spawn(Arc::clone(&self).connection(stream, stopped.clone()));
                     }
+                    // The client's doing: it left before it was accepted.
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                     Err(error) => {
                         // Mostly: out of file descriptors. Trying again at
                         // once would fail at once.
@@ -125,26 +124,8 @@ impl Server {
                 },
             }
         }
-        drop(listener);
+        drop(listeners);
         while connections.join_next().await.is_some() {}
-    }
-
-    async fn next_connection(
-        &self,
-        listener: &TcpListener,
-    ) -> io::Result<(OwnedSemaphorePermit, TcpStream)> {
-        let permit = Arc::clone(&self.connections)
-            .acquire_owned()
-            .await
-            .map_err(io::Error::other)?;
-        loop {
-            match listener.accept().await {
-                Ok((stream, _)) => return Ok((permit, stream)),
-                // The client's doing: it left before it was accepted.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                Err(error) => return Err(error),
-            }
-        }
     }
 
     async fn connection(self: Arc<Self>, stream: TcpStream, mut stopped: watch::Receiver<bool>) {
@@ -187,6 +168,19 @@ impl Server {
             }
         }
     }
+}
+
+/// The next connection of any listener.
+async fn next_connection(listeners: &[TcpListener]) -> io::Result<TcpStream> {
+    poll_fn(|context| {
+        for listener in listeners {
+            if let Poll::Ready(accepted) = listener.poll_accept(context) {
+                return Poll::Ready(accepted.map(|(stream, _)| stream));
+            }
+        }
+        Poll::Pending
+    })
+    .await
 }
 
 /// Ready once the server is to stop, or is gone.
