@@ -11,5 +11,6 @@
 //! Nothing above the [`snapshot::Snapshot`] knows aya, nothing below it knows
 //! Prometheus.
 
+pub mod commands;
 pub mod host;
 pub mod snapshot;

@@ -1,0 +1,3 @@
+//! One file per command, each thin: what it needs is computed elsewhere.
+
+pub mod topology;
