@@ -14,9 +14,9 @@
 pub mod cli;
 pub mod commands;
 pub mod host;
-pub mod probes;
 pub mod logging;
 pub mod metrics;
+pub mod probes;
 pub mod snapshot;
 pub mod uevent;
 pub mod web;

@@ -1,16 +1,15 @@
 //! The command; everything it does is in the library.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use clap::Parser as _;
 use vmdtrace::cli::{Cli, Command};
-use vmdtrace::commands::serve;
-use vmdtrace::snapshot::source::{SnapshotSource, SourceOptions};
+use vmdtrace::commands::{serve, topology};
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Serve(args) => serve::run(args, open_source),
+        Command::Serve(args) => serve::run(args, serve::open_live),
+        Command::Topology(args) => topology::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -19,8 +18,4 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-fn open_source(_options: &SourceOptions) -> anyhow::Result<Arc<dyn SnapshotSource>> {
-    anyhow::bail!("this build has no eBPF programs")
 }

@@ -8,6 +8,7 @@ use std::{
 };
 
 use super::btf::{Btf, BtfError};
+use crate::host::Roots;
 
 /// Where the kernel keeps each CPU's count of interrupts (`kstat.irqs_sum`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,10 +32,10 @@ pub struct KernelLayout {
 impl KernelLayout {
     /// Reads the running kernel's layout.
     #[must_use]
-    pub fn read(sysfs: &Path, procfs: &Path) -> Self {
-        let path = sysfs.join("kernel/btf/vmlinux");
+    pub fn read(roots: &Roots) -> Self {
+        let path = roots.sysfs.join("kernel/btf/vmlinux");
         match fs::read(&path) {
-            Ok(data) => Self::from_btf(&data, || symbols(&procfs.join("kallsyms"))),
+            Ok(data) => Self::from_btf(&data, || symbols(&roots.procfs.join("kallsyms"))),
             Err(error) => {
                 let reason = format!(
                     "{}: {error}; the kernel must be built with CONFIG_DEBUG_INFO_BTF",
@@ -145,7 +146,7 @@ mod tests {
 
     #[test]
     fn no_btf_is_a_reason_not_a_zero() {
-        let layout = KernelLayout::read(Path::new("/nonexistent"), Path::new("/nonexistent"));
+        let layout = KernelLayout::read(&Roots { sysfs: "/nonexistent".into(), procfs: "/nonexistent".into() });
         assert!(
             layout
                 .action_name

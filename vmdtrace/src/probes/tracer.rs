@@ -4,7 +4,6 @@
 use std::{
     io,
     os::fd::AsRawFd as _,
-    path::PathBuf,
     sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
@@ -28,6 +27,7 @@ use super::{
     names::{self, NamesError},
     object, privileges,
 };
+use crate::host::{HostError, Roots};
 use crate::snapshot::{
     Counters, CpuCounts, LineCounts, LineKind, Probe, ProbeState,
     probes::{HANDLER_TIME, IRQ_HANDLER_ENTRY, IRQ_HANDLER_EXIT, NVME_SQ, REPEATED_RUNS},
@@ -46,17 +46,12 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Sizes for a host with this many possible CPUs, `lines` interrupt lines
-    /// and the highest interrupt number `max_irq`: room for a quarter more of
-    /// each, and for 512 that are plugged in later.
+    /// Sizes for a host with this many possible CPUs and this highest interrupt
+    /// number: room for a quarter more lines, and for 512 plugged in later.
     #[must_use]
-    pub fn for_host(cpus: u32, lines: u32, max_irq: u32) -> Self {
-        let with_room = |count: u32| count.saturating_add(count / 4).saturating_add(512);
-        Self {
-            cpus: cpus.max(1),
-            interrupts: with_room(max_irq),
-            slots: with_room(lines),
-        }
+    pub fn for_host(cpus: u32, max_irq: u32) -> Self {
+        let lines = max_irq.saturating_add(max_irq / 4).saturating_add(512);
+        Self { cpus: cpus.max(1), interrupts: lines, slots: lines }
     }
 
     /// Bytes of the mapped arrays.
@@ -76,8 +71,7 @@ pub struct Options {
     pub level: Level,
     /// Globs of action names to watch beside VMD vectors and NVMe queues.
     pub also_lines: Vec<String>,
-    pub sysfs: PathBuf,
-    pub procfs: PathBuf,
+    pub roots: Roots,
 }
 
 /// Why nothing could be loaded.
@@ -85,8 +79,10 @@ pub struct Options {
 pub enum LoadError {
     #[error("this program was built without its eBPF object; build it with `cargo xtask build`")]
     NoObject,
-    #[error("missing {}: run as root, or give the program these capabilities", .0.join(" and "))]
-    Privileges(Vec<&'static str>),
+    #[error("missing {0}: run as root, or give the program what is missing")]
+    Privileges(String),
+    #[error(transparent)]
+    Host(#[from] HostError),
     #[error(transparent)]
     Names(#[from] NamesError),
     #[error("the kernel's types are not known: {0}")]
@@ -162,11 +158,10 @@ impl Tracer {
     /// As [`Tracer::load`].
     pub fn load_object(object: &[u8], options: Options) -> Result<Self, LoadError> {
         let table = names::compile(&options.also_lines)?;
-        match privileges::missing(&options.procfs) {
-            Some(missing) if !missing.is_empty() => return Err(LoadError::Privileges(missing)),
-            _ => {}
+        if let Some(missing) = privileges::missing(&options.roots)? {
+            return Err(LoadError::Privileges(missing));
         }
-        let layout = KernelLayout::read(&options.sysfs, &options.procfs);
+        let layout = KernelLayout::read(&options.roots);
         let action_name = layout.action_name.map_err(LoadError::Layout)?;
         // Kernels before 5.11 charge maps to this limit; later ones do not need it.
         if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
@@ -316,7 +311,7 @@ impl Tracer {
             .iter()
             .map(|attachment| {
                 let statistics = descriptor(&attached.ebpf, attachment.program)
-                    .map(|descriptor| fdinfo::read(&self.options.procfs, descriptor))
+                    .map(|descriptor| fdinfo::read(&self.options.roots.procfs, descriptor))
                     .unwrap_or_default();
                 Probe {
                     name: attachment.program.to_owned(),
@@ -559,8 +554,8 @@ mod tests {
     fn maps_stay_small_on_the_largest_host_we_plan_for() {
         // 8 VMDs of 64 vectors, 24 disks each with 257 lines, 256 CPUs, and 2,000 other lines.
         let lines = 8 * (64 + 24 * 257) + 2_000;
-        let sizes = Sizes::for_host(256, lines, lines + 1_000);
-        assert!(sizes.slots > lines);
+        let sizes = Sizes::for_host(256, lines);
+        assert!(sizes.slots > lines && sizes.interrupts > lines);
         assert!(sizes.bytes() < 16 << 20, "{} bytes", sizes.bytes());
     }
 

@@ -3,6 +3,7 @@
 //! Snapshots alone. Totals are computed here from their parts, never kept
 //! twice.
 
+pub mod live;
 pub mod probes;
 pub mod source;
 

@@ -1,13 +1,14 @@
 //! Made-up irqactions in kernel memory, for streams fed to loaded programs.
 
-use std::path::Path;
-
 use aya::{
     Ebpf,
     maps::Map,
     programs::{RawTracePoint, RawTracePointRunOptions, TestRun as _},
 };
-use vmdtrace::probes::{kernel::KernelLayout, mapped::MappedArray};
+use vmdtrace::{
+    host::Roots,
+    probes::{kernel::KernelLayout, mapped::MappedArray},
+};
 use vmdtrace_common::model::ACTIONS;
 
 /// Where the object with the fixture's program is (set by `cargo xtask test`).
@@ -32,7 +33,7 @@ impl Actions {
     pub(crate) fn new() -> Result<Self, String> {
         let path = std::env::var_os(OBJECT)
             .ok_or_else(|| format!("{OBJECT} is not set: run `cargo xtask test`"))?;
-        let layout = KernelLayout::read(Path::new("/sys"), Path::new("/proc"));
+        let layout = KernelLayout::read(&Roots::default());
         let name_offset = layout.action_name.unwrap() as usize;
         assert!(name_offset + 8 <= ACTION_BYTES && ACTIONS * ACTION_BYTES <= NAMES);
 

@@ -11,10 +11,11 @@ mod disk_line;
 mod fixture;
 mod streams;
 
-use std::{path::Path, process::ExitCode};
+use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use vmdtrace::{
+    host::{Roots, possible_cpus},
     probes::{Options, Sizes, Tracer, object, privileges},
     snapshot::source::Level,
 };
@@ -24,10 +25,9 @@ fn obstacle() -> Option<String> {
     if object::embedded().is_none() {
         return Some("built without the eBPF object: run `cargo xtask test`".into());
     }
-    match privileges::missing(Path::new("/proc")) {
-        Some(missing) if missing.is_empty() => None,
-        Some(missing) => Some(format!("missing {}", missing.join(" and "))),
-        None => Some("/proc/self/status does not tell the capabilities".into()),
+    match privileges::missing(&Roots::default()) {
+        Ok(missing) => missing.map(|missing| format!("missing {missing}")),
+        Err(error) => Some(error.to_string()),
     }
 }
 
@@ -40,23 +40,14 @@ fn tracer(slots: u32, also_lines: &[&str]) -> Tracer {
         },
         level: Level::Timing,
         also_lines: also_lines.iter().map(|glob| (*glob).to_owned()).collect(),
-        sysfs: "/sys".into(),
-        procfs: "/proc".into(),
+        roots: Roots::default(),
     };
     Tracer::load(options).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// CPUs the programs may run on.
 fn cpus() -> u32 {
-    let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible").unwrap();
-    possible
-        .trim()
-        .rsplit(['-', ','])
-        .next()
-        .unwrap()
-        .parse::<u32>()
-        .unwrap()
-        + 1
+    possible_cpus(&Roots::default()).unwrap()
 }
 
 fn kernel_test(name: &str, test: fn() -> Result<Completion, Failed>) -> Trial {

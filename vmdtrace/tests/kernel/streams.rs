@@ -19,6 +19,7 @@ use proptest::{
     test_runner::{Config, TestRunner},
 };
 use vmdtrace::{
+    host::Roots,
     probes::{Options, Sizes, Tracer},
     snapshot::{Counters, LineKind, source::Level},
 };
@@ -235,8 +236,7 @@ pub(crate) fn level_counters_reads_no_clock() -> Result<Completion, Failed> {
             },
             level,
             also_lines: Vec::new(),
-            sysfs: "/sys".into(),
-            procfs: "/proc".into(),
+            roots: Roots::default(),
         };
         let tracer = Tracer::load(options).map_err(|error| error.to_string())?;
         if !pin(0) {
