@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::serve;
+use crate::commands::{serve, topology};
 
 /// What interrupts do behind an Intel VMD.
 #[derive(Debug, Parser)]
@@ -20,4 +20,5 @@ pub struct Cli {
 pub enum Command {
     /// Run the daemon: count interrupts and serve them to Prometheus.
     Serve(serve::Args),
+    Topology(topology::Args),
 }

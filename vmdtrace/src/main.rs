@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use clap::Parser as _;
 use vmdtrace::cli::{Cli, Command};
-use vmdtrace::commands::serve;
+use vmdtrace::commands::{serve, topology};
 use vmdtrace::snapshot::source::{SnapshotSource, SourceOptions};
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(args) => serve::run(args, open_source),
+        Command::Topology(args) => topology::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
