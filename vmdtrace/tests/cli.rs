@@ -1,5 +1,7 @@
 //! The command line, as its user meets it.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::process::{Command, Output};
 
 fn vmdtrace(arguments: &[&str]) -> Output {

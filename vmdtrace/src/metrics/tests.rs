@@ -23,10 +23,11 @@ fn controller(address: &str, mode: Mode) -> Controller {
     };
     Controller {
         address: PciAddress(address.to_owned()),
+        driver: Some("vmd".to_owned()),
         device_id: Some(if remaps { 0x201d } else { 0x28c0 }),
         action: remaps.then(|| "vmd0".to_owned()),
         domain: Some(if remaps { "10000" } else { "10001" }.to_owned()),
-        numa_node: Some(if remaps { 0 } else { -1 }),
+        numa_node: remaps.then_some(0),
         mode,
         mode_evidence: Vec::new(),
         vectors: if remaps {
@@ -548,7 +549,7 @@ fn hostile_labels_are_escaped_and_bounded() {
         "{text}"
     );
     assert!(
-        text.contains("model=\"line one\u{fffd}line two\u{fffd}[31m\""),
+        text.contains("model=\"line one\\\\nline two\\\\u{1b}[31m\""),
         "{text}"
     );
     assert!(
