@@ -114,7 +114,7 @@ fn controller_facts(page: &mut Page, controller: &Controller) {
             .filter(|v| v.used_for.serves_nvme())
             .count();
         let value = format!(
-            "{factor:.2} ({} NVMe child interrupts on {vectors} vectors)",
+            "{factor:.2} NVMe child interrupts per vector ({} / {vectors})",
             controller.child_interrupts
         );
         page.fact("sharing factor", &value);
@@ -122,7 +122,7 @@ fn controller_facts(page: &mut Page, controller: &Controller) {
         page.fact(
             "sharing factor",
             &format!(
-                "none: the {} NVMe child interrupts have vectors of their own",
+                "none: each of {} NVMe child interrupts is its own vector",
                 controller.child_interrupts
             ),
         );
@@ -327,7 +327,7 @@ VMD controller 0000:00:03.0  8086:201d (Skylake server)
   vectors         8, action vmd0
                   for NVMe: irq 30-36 on CPUs 0-5
                   for all else: irq 29 on CPU 5
-  sharing factor  12.00 (84 NVMe child interrupts on 7 vectors)
+  sharing factor  12.00 NVMe child interrupts per vector (84 / 7)
   other lines     PCIe PME: irq 37-48 in vector 29 on CPU 5
   disks           12
 
@@ -349,7 +349,7 @@ VMD controller 0000:00:03.0  8086:201d (Skylake server)
             "{text}"
         );
         assert!(
-            text.contains("none: the 84 NVMe child interrupts have vectors of their own\n"),
+            text.contains("none: each of 84 NVMe child interrupts is its own vector\n"),
             "{text}"
         );
         assert!(!text.contains("\n  vectors "), "{text}");
