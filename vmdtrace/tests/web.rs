@@ -496,6 +496,8 @@ async fn stopping_finishes_what_runs_and_takes_nothing_new() {
     let running = server.send(&get("/metrics")).await;
     let mut idle = server.connect().await;
     server.source.held_back(1).await;
+    // Connections are accepted in order: the idle one was.
+    assert_eq!(server.get("/healthz").await.status, 200);
 
     server.stop.send(()).unwrap();
     // The idle connection is closed at once, the running request goes on.

@@ -540,6 +540,38 @@ fn without_clocks_there_are_no_seconds() {
     assert!(has(&snapshot, "vmdtrace_handler_runs_total"));
 }
 
+/// The largest server there is must not flood a Prometheus.
+#[test]
+fn a_large_server_has_under_two_thousand_series() {
+    let mut large = idle_snapshot();
+    large.topology = Topology::default();
+    for vmd in 0..8 {
+        let address = format!("0000:{vmd}7:00.5");
+        large
+            .topology
+            .controllers
+            .push(controller(&address, Mode::Remap));
+        for slot in 0..24 {
+            let name = format!("nvme{}", vmd * 24 + slot);
+            large
+                .topology
+                .disks
+                .push(disk(&name, DiskPath::VmdRemap, Some(&address), "model"));
+        }
+    }
+    large.counters.cpus = (0..256)
+        .map(|cpu| CpuCounts {
+            cpu,
+            ..CpuCounts::default()
+        })
+        .collect();
+    let series = text(&large)
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .count();
+    assert!((1800..2000).contains(&series), "{series} series");
+}
+
 #[test]
 fn hostile_labels_are_escaped_and_bounded() {
     let text = text(&snapshot());
