@@ -16,7 +16,7 @@ pub(super) fn add(topology: &Topology, families: &mut Vec<MetricFamily>) {
 
     let mut unreadable = GaugeFamily::new(
         "vmdtrace_topology_problems",
-        "Things in sysfs that could not be read; `vmdtrace topology` lists them.",
+        "Things in /sys and /proc that could not be read; `vmdtrace topology` lists them.",
         [],
     );
     unreadable.set([], problems.len() as f64);
