@@ -1,7 +1,7 @@
 //! Builds what the project itself makes: the eBPF object, the static daemon
 //! that holds it, and static programs for the guest.
 
-use std::ffi::OsString;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -13,6 +13,11 @@ use crate::{Setup, host, process};
 
 /// Tells vmdtrace's build script which eBPF object to embed.
 pub const EBPF_OBJECT_VARIABLE: &str = "VMDTRACE_EBPF_OBJECT";
+/// Tells vmdtrace's kernel tests where the object of their fixture is.
+pub const EBPF_FIXTURE_VARIABLE: &str = "VMDTRACE_EBPF_FIXTURE";
+
+const EBPF_PACKAGE: &str = "vmdtrace-ebpf";
+const EBPF_FIXTURE: &str = "vmdtrace-ebpf-fixture";
 
 const EBPF_TARGET: &str = "bpfel-unknown-none";
 const STATIC_TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -52,14 +57,29 @@ pub(crate) fn build(setup: &Setup, profile: Profile) -> Result<Built> {
 }
 
 pub(crate) fn ebpf_object(setup: &Setup) -> Result<PathBuf> {
+    ebpf_program(setup, EBPF_PACKAGE)
+}
+
+pub(crate) fn test_environment(setup: &Setup) -> Result<Vec<(&'static str, PathBuf)>> {
+    Ok(vec![
+        (EBPF_OBJECT_VARIABLE, ebpf_object(setup)?),
+        (EBPF_FIXTURE_VARIABLE, ebpf_program(setup, EBPF_FIXTURE)?),
+    ])
+}
+
+fn ebpf_program(setup: &Setup, bin: &str) -> Result<PathBuf> {
     let toolchain = setup.ebpf_toolchain()?;
     let target = setup.target_directory()?.join("ebpf");
     host::require_space(&target, EBPF_SPACE, "building the eBPF object")?;
-    setup
-        .progress()
-        .step("building the eBPF object (about a minute when nothing is built yet)");
+    setup.progress().step(&format!(
+        "building the eBPF object {bin} (about a minute when nothing is built yet)"
+    ));
     let mut command = setup.cargo();
-    ebpf_environment(&mut command, &toolchain, std::env::var_os("PATH"))?;
+    ebpf_environment(
+        &mut command,
+        &toolchain,
+        std::env::var_os("PATH").as_deref(),
+    )?;
     command
         .args([
             "build",
@@ -69,15 +89,9 @@ pub(crate) fn ebpf_object(setup: &Setup) -> Result<PathBuf> {
             EBPF_TARGET,
             "--release",
         ])
-        .args([
-            "--package",
-            "vmdtrace-ebpf",
-            "--bin",
-            "vmdtrace-ebpf",
-            "--target-dir",
-        ])
+        .args(["--package", EBPF_PACKAGE, "--bin", bin, "--target-dir"])
         .arg(&target);
-    executable(&mut command, "vmdtrace-ebpf")
+    executable(&mut command, bin)
 }
 
 /// Set for the eBPF build only: elsewhere RUSTC_BOOTSTRAP makes other crates'
@@ -85,14 +99,14 @@ pub(crate) fn ebpf_object(setup: &Setup) -> Result<PathBuf> {
 fn ebpf_environment(
     command: &mut Command,
     toolchain: &EbpfToolchain,
-    path: Option<OsString>,
+    path: Option<&OsStr>,
 ) -> Result<()> {
     let linker = toolchain
         .bpf_linker
         .parent()
         .unwrap_or(Path::new("/"))
         .to_owned();
-    let folders = std::iter::once(linker).chain(path.iter().flat_map(std::env::split_paths));
+    let folders = std::iter::once(linker).chain(path.into_iter().flat_map(std::env::split_paths));
     let path = std::env::join_paths(folders).map_err(|_| Error::Output {
         command: "PATH".to_owned(),
         problem: format!("{} cannot be put on it", toolchain.bpf_linker.display()),
@@ -237,7 +251,7 @@ not json
             rustc_version: "1.95.0".to_owned(),
         };
         let mut command = Command::new("cargo");
-        ebpf_environment(&mut command, &toolchain, Some("/usr/bin:/bin".into())).unwrap();
+        ebpf_environment(&mut command, &toolchain, Some(OsStr::new("/usr/bin:/bin"))).unwrap();
         let get = |name: &str| {
             command
                 .get_envs()

@@ -22,7 +22,7 @@ mod unpacked;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub use artifacts::{Built, EBPF_OBJECT_VARIABLE, Profile};
+pub use artifacts::{Built, EBPF_FIXTURE_VARIABLE, EBPF_OBJECT_VARIABLE, Profile};
 pub use cache::{Cache, Check, Contents, Entry, PackageRecord};
 pub use debian::SOURCES_VARIABLE;
 pub use error::{Error, Result};
@@ -102,6 +102,12 @@ impl Setup {
     /// in the environment variable [`EBPF_OBJECT_VARIABLE`].
     pub fn ebpf_object(&self) -> Result<PathBuf> {
         artifacts::ebpf_object(self)
+    }
+
+    /// Builds what vmdtrace's tests load into the kernel; returns the
+    /// environment variables that `cargo test -p vmdtrace` needs, and their values.
+    pub fn test_environment(&self) -> Result<Vec<(&'static str, PathBuf)>> {
+        artifacts::test_environment(self)
     }
 
     /// Builds a static program of a workspace member, for the guest.
