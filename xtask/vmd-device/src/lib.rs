@@ -1,1 +1,33 @@
-//! Placeholder
+//! An emulated Intel VMD with NVMe disks, served to QEMU's `vfio-user-pci` over
+//! a UNIX socket.
+//!
+//! The client's messages (`connection`, `protocol`) go to the device (`device`),
+//! which is a VMD endpoint (`endpoint`) with root ports (`pci`) and NVMe
+//! controllers (`nvme`) behind it. Data move to and from guest memory
+//! (`memory`); interrupts leave through the VMD's own vectors or past them
+//! (`interrupts`). Everything is counted (`counters`) and can be read while the
+//! guest runs (`control`).
+//!
+//! Nothing the guest or the client sends is trusted: it is served, or refused
+//! and counted.
+//!
+//! Disk `i` has the serial number [`Config::serial`]`(i)` and sits in slot `i`.
+
+mod bytes;
+mod config;
+mod connection;
+pub mod control;
+mod counters;
+mod device;
+mod diagnostics;
+mod endpoint;
+mod interrupts;
+mod memory;
+mod nvme;
+mod pci;
+mod protocol;
+mod server;
+
+pub use config::{Args, Config, DeviceId, MAX_DISKS};
+pub use counters::{Counters, DiskCounters, Mode, QueueCounters};
+pub use server::run;

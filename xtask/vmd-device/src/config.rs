@@ -1,0 +1,212 @@
+//! What the device looks like, and the arguments it is started with.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Which VMD is emulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum DeviceId {
+    /// Skylake server: always remaps its children's MSIs.
+    #[value(name = "201d")]
+    Remap201d,
+    /// Ice Lake server and later: can let its children's MSIs bypass remapping.
+    #[value(name = "28c0")]
+    Bypass28c0,
+}
+
+impl DeviceId {
+    /// The PCI device id.
+    #[must_use]
+    pub fn pci_id(self) -> u16 {
+        match self {
+            Self::Remap201d => 0x201d,
+            Self::Bypass28c0 => 0x28c0,
+        }
+    }
+
+    /// Whether the driver may switch MSI remapping off.
+    #[must_use]
+    pub fn can_bypass(self) -> bool {
+        self == Self::Bypass28c0
+    }
+
+    /// Whether QEMU has a pass-through quirk for this id (`vfio_pci_vmd_quirk`
+    /// in hw/vfio/pci-quirks.c) that reads a host file a vfio-user device does
+    /// not have. Such an id must not be seen before the first reset.
+    #[must_use]
+    pub fn has_qemu_quirk(self) -> bool {
+        self == Self::Remap201d
+    }
+
+    /// Its name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Remap201d => "201d",
+            Self::Bypass28c0 => "28c0",
+        }
+    }
+}
+
+/// Most disks behind one VMD: each root port's window takes 1 MiB of the 32 MiB
+/// MEMBAR1, and its bus one of the 32 buses that CFGBAR addresses, beside bus 0.
+pub const MAX_DISKS: usize = 31;
+
+/// The shape of one VMD and its disks.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub struct Config {
+    /// Which VMD to emulate.
+    #[arg(long, value_enum, default_value = "28c0")]
+    pub id: DeviceId,
+    /// Number of NVMe disks behind it.
+    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u8).range(1..=MAX_DISKS as i64))]
+    pub disks: u8,
+    /// MSI-X vectors of the VMD itself; the driver keeps the first one for ports.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub vectors: u16,
+    /// Size of each disk in bytes, a multiple of 4096. It costs memory only where written.
+    #[arg(long, default_value_t = 256 << 20, value_parser = parse_disk_bytes)]
+    pub disk_bytes: u64,
+    /// MSI-X vectors of each disk: one for the admin queue and each I/O queue.
+    #[arg(long, default_value_t = 65, value_parser = clap::value_parser!(u16).range(2..=256))]
+    pub queue_vectors: u16,
+    /// Part of serial numbers and NQNs; must differ between the VMDs of one guest.
+    #[arg(long, default_value = "A", value_parser = parse_tag)]
+    pub tag: String,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            id: DeviceId::Bypass28c0,
+            disks: 12,
+            vectors: 8,
+            disk_bytes: 256 << 20,
+            queue_vectors: 65,
+            tag: "A".to_owned(),
+        }
+    }
+}
+
+impl Config {
+    /// The serial number of disk `index`: `VMDLAB<tag><index, four digits>`. The
+    /// disk is behind the root port at device number `index` on the first bus.
+    #[must_use]
+    pub fn serial(&self, index: usize) -> String {
+        format!("VMDLAB{}{index:04}", self.tag)
+    }
+}
+
+/// Arguments of the device server.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub struct Args {
+    /// UNIX socket to which QEMU's vfio-user-pci device connects.
+    #[arg(long)]
+    pub socket: PathBuf,
+    /// UNIX socket for counters and events, see [`crate::control`].
+    #[arg(long)]
+    pub control: PathBuf,
+    #[command(flatten)]
+    pub config: Config,
+    /// Log every configuration space access.
+    #[arg(long)]
+    pub verbose: bool,
+}
+
+impl Args {
+    /// The same arguments as a command line, for a program that starts the
+    /// server by executing itself.
+    #[must_use]
+    pub fn command_line(&self) -> Vec<OsString> {
+        let config = &self.config;
+        let mut line: Vec<OsString> = vec![
+            "--socket".into(),
+            self.socket.clone().into(),
+            "--control".into(),
+            self.control.clone().into(),
+        ];
+        let options = [
+            ("--id", config.id.name().to_owned()),
+            ("--disks", config.disks.to_string()),
+            ("--vectors", config.vectors.to_string()),
+            ("--disk-bytes", config.disk_bytes.to_string()),
+            ("--queue-vectors", config.queue_vectors.to_string()),
+            ("--tag", config.tag.clone()),
+        ];
+        for (name, value) in options {
+            line.push(name.into());
+            line.push(value.into());
+        }
+        if self.verbose {
+            line.push("--verbose".into());
+        }
+        line
+    }
+}
+
+fn parse_disk_bytes(text: &str) -> Result<u64, String> {
+    const MAX: u64 = 1 << 40;
+    let bytes: u64 = text
+        .parse()
+        .map_err(|_| "not a number of bytes".to_owned())?;
+    if bytes == 0 || !bytes.is_multiple_of(4096) || bytes > MAX {
+        return Err(format!("must be a multiple of 4096 from 4096 to {MAX}"));
+    }
+    Ok(bytes)
+}
+
+/// A serial number has 20 bytes: six of prefix and four digits leave ten.
+fn parse_tag(text: &str) -> Result<String, String> {
+    if text.len() > 10 || !text.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        return Err("must be at most 10 letters and digits".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(options: &[&str]) -> Result<Args, clap::Error> {
+        let base = ["device", "--socket", "/run/s", "--control", "/run/c"];
+        Program::try_parse_from(base.iter().chain(options)).map(|program| program.args)
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_type() {
+        assert_eq!(parse(&[]).unwrap().config, Config::default());
+    }
+
+    #[test]
+    fn a_command_line_parses_to_the_same_arguments() {
+        let args = parse(&["--id", "201d", "--disks", "31", "--tag", "B7", "--verbose"]).unwrap();
+        assert_eq!(args.config.id, DeviceId::Remap201d);
+        let line = std::iter::once(OsString::from("device")).chain(args.command_line());
+        assert_eq!(Program::try_parse_from(line).unwrap().args, args);
+    }
+
+    #[test]
+    fn out_of_range_arguments_are_refused() {
+        for bad in [
+            ["--disks", "0"],
+            ["--disks", "32"],
+            ["--vectors", "0"],
+            ["--vectors", "257"],
+            ["--disk-bytes", "0"],
+            ["--disk-bytes", "5000"],
+            ["--queue-vectors", "1"],
+            ["--tag", "much-too-long"],
+            ["--tag", "a b"],
+            ["--id", "467f"],
+        ] {
+            assert!(parse(&bad).is_err(), "{bad:?} was accepted");
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! The control socket: one JSON request per line, one JSON response per line.
+//! Any number of requests per connection, a bounded number of connections.
+//!
+//! ```text
+//! {"command":"counters"}        {"counters":{...}}
+//! {"command":"aen","disk":0}    "accepted"
+//! anything else                 {"error":"..."}
+//! ```
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::connection::lock;
+use crate::counters::Counters;
+use crate::device::{Device, EventOutcome};
+
+/// Longest request, and longest response that a client accepts.
+const MAX_REQUEST: u64 = 4096;
+const MAX_RESPONSE: u64 = 16 << 20;
+const MAX_CONNECTIONS: usize = 16;
+/// How long a client waits for the device, and the device for a client that does not read.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// Read all counters.
+    Counters,
+    /// Let a disk report a harmless asynchronous event (temperature). Linux logs
+    /// nothing and asks for the next one.
+    Aen {
+        /// Disk index.
+        disk: usize,
+    },
+}
+
+/// A response.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Response {
+    Counters(Counters),
+    /// Done, or will be done as soon as the guest allows.
+    Accepted,
+    /// Why nothing was done.
+    Error(String),
+}
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error("control socket: {0}")]
+    Socket(#[from] io::Error),
+    #[error("control socket: the response is not understood: {0}")]
+    Response(#[from] serde_json::Error),
+    #[error("control socket: the device closed the connection")]
+    Closed,
+    #[error("the device refused: {0}")]
+    Refused(String),
+    #[error("control socket: the response does not belong to the request")]
+    Unexpected,
+}
+
+/// A connection to a device's control socket.
+#[derive(Debug)]
+pub struct Client {
+    stream: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connects to the control socket at `path`.
+    pub fn connect(path: impl AsRef<Path>) -> Result<Self, ClientError> {
+        let stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Self {
+            stream: BufReader::new(stream),
+        })
+    }
+
+    /// Everything the device counted, at one moment.
+    pub fn counters(&mut self) -> Result<Counters, ClientError> {
+        match self.request(&Request::Counters)? {
+            Response::Counters(counters) => Ok(counters),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Makes disk `disk` report an asynchronous event. When this returns, the
+    /// completion is posted if the guest had an event request outstanding.
+    pub fn raise_event(&mut self, disk: usize) -> Result<(), ClientError> {
+        match self.request(&Request::Aen { disk })? {
+            Response::Accepted => Ok(()),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Sends a request and waits for its response, 10 seconds at most.
+    pub fn request(&mut self, request: &Request) -> Result<Response, ClientError> {
+        let mut line = serde_json::to_vec(request)?;
+        line.push(b'\n');
+        self.stream.get_mut().write_all(&line)?;
+        let mut response = Vec::new();
+        (&mut self.stream)
+            .take(MAX_RESPONSE)
+            .read_until(b'\n', &mut response)?;
+        if response.last() != Some(&b'\n') {
+            return Err(ClientError::Closed);
+        }
+        match serde_json::from_slice(&response)? {
+            Response::Error(reason) => Err(ClientError::Refused(reason)),
+            response => Ok(response),
+        }
+    }
+}
+
+/// Serves the control socket in threads of its own, until the process ends.
+pub(crate) fn serve(listener: UnixListener, device: Arc<Mutex<Device>>) -> io::Result<()> {
+    let connections = Arc::new(AtomicUsize::new(0));
+    std::thread::Builder::new()
+        .name("control".to_owned())
+        .spawn(move || {
+            for stream in listener.incoming() {
+                // A connection that failed before it was accepted is the client's affair.
+                let Ok(stream) = stream else { continue };
+                if connections.fetch_add(1, Ordering::Relaxed) >= MAX_CONNECTIONS {
+                    let refusal = Response::Error("too many control connections".to_owned());
+                    // The client may be gone already.
+                    let _ = write_response(&stream, &refusal);
+                    connections.fetch_sub(1, Ordering::Relaxed);
+                    continue;
+                }
+                let (device, open) = (Arc::clone(&device), Arc::clone(&connections));
+                let session = move || {
+                    if let Err(error) = serve_client(&stream, &device) {
+                        eprintln!("vmd-device: control connection ended: {error}");
+                    }
+                    open.fetch_sub(1, Ordering::Relaxed);
+                };
+                let thread = std::thread::Builder::new().name("control client".to_owned());
+                if let Err(error) = thread.spawn(session) {
+                    eprintln!("vmd-device: cannot serve a control connection: {error}");
+                    connections.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+        })?;
+    Ok(())
+}
+
+fn serve_client(stream: &UnixStream, device: &Mutex<Device>) -> io::Result<()> {
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut reader = BufReader::new(stream);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        (&mut reader)
+            .take(MAX_REQUEST)
+            .read_until(b'\n', &mut line)?;
+        if line.is_empty() {
+            return Ok(());
+        }
+        if line.last() != Some(&b'\n') && line.len() as u64 == MAX_REQUEST {
+            let refusal = Response::Error(format!("a request has at most {MAX_REQUEST} bytes"));
+            return write_response(stream, &refusal);
+        }
+        write_response(stream, &respond(&line, device))?;
+    }
+}
+
+fn respond(line: &[u8], device: &Mutex<Device>) -> Response {
+    match serde_json::from_slice(line) {
+        Ok(Request::Counters) => {
+            let counters = lock(device).counters();
+            Response::Counters(counters)
+        }
+        Ok(Request::Aen { disk }) => {
+            let outcome = lock(device).raise_event(disk);
+            match outcome {
+                EventOutcome::Accepted => Response::Accepted,
+                EventOutcome::NotNow => Response::Error(format!(
+                    "disk {disk} is not running or has too many events waiting"
+                )),
+                EventOutcome::NoSuchDisk => Response::Error(format!("there is no disk {disk}")),
+            }
+        }
+        Err(error) => Response::Error(format!("not a request: {error}")),
+    }
+}
+
+fn write_response(mut stream: &UnixStream, response: &Response) -> io::Result<()> {
+    let mut line = serde_json::to_vec(response)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::interrupts::tests::Recorder;
+
+    fn server(directory: &Path) -> std::path::PathBuf {
+        let config = Config {
+            disks: 2,
+            disk_bytes: 1 << 20,
+            ..Config::default()
+        };
+        let device = Device::new(&config, Arc::new(Recorder::default()), false).unwrap();
+        let path = directory.join("control");
+        let listener = UnixListener::bind(&path).unwrap();
+        serve(listener, Arc::new(Mutex::new(device))).unwrap();
+        path
+    }
+
+    #[test]
+    fn several_clients_read_counters_at_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = server(directory.path());
+        let mut first = Client::connect(&path).unwrap();
+        let mut second = Client::connect(&path).unwrap();
+        for client in [&mut first, &mut second] {
+            for _ in 0..2 {
+                let counters = client.counters().unwrap();
+                assert_eq!(counters.disks[1].serial, "VMDLABA0001");
+                assert_eq!(counters.vector_msis, [0; 8]);
+            }
+        }
+    }
+
+    #[test]
+    fn refusals_say_why_and_keep_the_connection() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut client = Client::connect(server(directory.path())).unwrap();
+        let stopped = client.raise_event(0).unwrap_err().to_string();
+        assert!(stopped.contains("not running"), "{stopped}");
+        let missing = client.raise_event(7).unwrap_err().to_string();
+        assert!(missing.contains("no disk 7"), "{missing}");
+        client
+            .stream
+            .get_mut()
+            .write_all(b"{\"command\":\"fly\"}\n")
+            .unwrap();
+        let mut line = String::new();
+        client.stream.read_line(&mut line).unwrap();
+        assert!(line.starts_with("{\"error\":\"not a request"), "{line}");
+        client.counters().unwrap();
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut stream = UnixStream::connect(server(directory.path())).unwrap();
+        stream.write_all(&[b' '; MAX_REQUEST as usize]).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.contains("at most 4096 bytes"), "{answer}");
+    }
+}

@@ -1,0 +1,321 @@
+//! The VMD itself: its configuration space, its three memory windows, and the
+//! PCI domain behind them.
+//!
+//! Facts follow Linux's drivers/pci/controller/vmd.c (its register names are
+//! given) as tried with 5.10 to 7.3.
+
+use vm_memory::mmap::MmapRegionError;
+
+use crate::config::{Config, DeviceId};
+use crate::counters::{DiskCounters, Mode};
+use crate::nvme::{Controller, Environment, Identity};
+use crate::pci::config_space::touches;
+use crate::pci::{
+    CAP_MSIX, COMMAND_WRITABLE, ConfigSpace, Message, STATUS_CAPABILITIES, msix, register,
+    root_port,
+};
+
+/// `VMD_CFGBAR`: the configuration space of the domain behind, bus in bits 20
+/// and up, device and function in bits 12 to 19.
+const CFGBAR_LEN: u64 = 32 << 20;
+/// `VMD_MEMBAR1`: memory of the domain.
+const MEMBAR1_LEN: u64 = 32 << 20;
+/// `VMD_MEMBAR2`: the VMD's MSI-X table, then more memory of the domain.
+const MEMBAR2_LEN: u64 = 1 << 20;
+const MSIX_TABLE: u32 = 0;
+const MSIX_PENDING: u32 = 0x1000;
+
+const MEMBAR1_REGISTER: usize = register::BAR0 + 8;
+const MEMBAR2_REGISTER: usize = register::BAR0 + 16;
+/// `PCI_REG_VMCONFIG`, whose bit 1 switches remapping off. Its bits 9:8, as
+/// `PCI_REG_VMCAP` and `PCI_REG_VMLOCK`, are 0: buses start at 0, and the
+/// addresses behind the VMD are the guest's own.
+const VMCONFIG: usize = 0x44;
+const VMCONFIG_BYPASS: u16 = 0x2;
+const CONFIG_MSIX: usize = 0x80;
+
+/// An id without a driver and without a quirk in QEMU.
+const DUMMY_ID: u16 = 0x1fff;
+
+/// A region of the vfio device, by its index in the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Region {
+    CfgBar,
+    MemBar1,
+    MemBar2,
+    Config,
+}
+
+/// Number of regions of a vfio PCI device.
+pub(crate) const REGIONS: u32 = 9;
+
+impl Region {
+    pub(crate) fn from_index(index: u32) -> Option<Self> {
+        match index {
+            0 => Some(Self::CfgBar),
+            2 => Some(Self::MemBar1),
+            4 => Some(Self::MemBar2),
+            7 => Some(Self::Config),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn len(self) -> u64 {
+        match self {
+            Self::CfgBar => CFGBAR_LEN,
+            Self::MemBar1 => MEMBAR1_LEN,
+            Self::MemBar2 => MEMBAR2_LEN,
+            Self::Config => crate::pci::config_space::SIZE as u64,
+        }
+    }
+}
+
+/// A root port and the disk below it.
+#[derive(Debug)]
+struct Slot {
+    port: ConfigSpace,
+    disk: Controller,
+}
+
+/// A function behind the VMD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Function {
+    Port(usize),
+    Disk(usize),
+}
+
+/// The VMD endpoint.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    id: DeviceId,
+    config: ConfigSpace,
+    slots: Vec<Slot>,
+}
+
+impl Endpoint {
+    pub(crate) fn new(config: &Config) -> Result<Self, MmapRegionError> {
+        let slots = (0..usize::from(config.disks))
+            .map(|index| {
+                let serial = config.serial(index);
+                let identity = Identity {
+                    index: index as u16,
+                    nqn: format!("nqn.2026-11.lab.vmd:{serial}"),
+                    eui64: eui64(&serial),
+                    serial,
+                };
+                Ok(Slot {
+                    port: root_port::config_space(index),
+                    disk: Controller::new(identity, config.disk_bytes, config.queue_vectors)?,
+                })
+            })
+            .collect::<Result<_, MmapRegionError>>()?;
+        Ok(Self {
+            id: config.id,
+            config: config_space(config),
+            slots,
+        })
+    }
+
+    /// A reset of the device by the client.
+    pub(crate) fn reset(&mut self) {
+        self.config
+            .set(register::DEVICE, &self.id.pci_id().to_le_bytes());
+        self.config.set(VMCONFIG, &[0; 2]);
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            slot.port = root_port::config_space(index);
+            slot.disk.reset();
+        }
+    }
+
+    /// Whether children's messages are remapped now.
+    pub(crate) fn mode(&self) -> Mode {
+        if self.config.u16(VMCONFIG) & VMCONFIG_BYPASS != 0 {
+            Mode::Bypass
+        } else {
+            Mode::Remap
+        }
+    }
+
+    pub(crate) fn disk_counters(&self) -> Vec<DiskCounters> {
+        self.slots
+            .iter()
+            .map(|slot| slot.disk.counters().clone())
+            .collect()
+    }
+
+    pub(crate) fn disk(&mut self, index: usize) -> Option<&mut Controller> {
+        self.slots.get_mut(index).map(|slot| &mut slot.disk)
+    }
+
+    /// All messages that disks have raised since the last call.
+    pub(crate) fn take_messages(&mut self) -> Vec<Message> {
+        self.slots
+            .iter_mut()
+            .flat_map(|slot| slot.disk.take_messages())
+            .collect()
+    }
+
+    /// Reads inside a region; the caller has checked its length.
+    pub(crate) fn read(&self, region: Region, offset: u64, out: &mut [u8], env: &Environment<'_>) {
+        match region {
+            Region::Config => self.config.read(offset as usize, out),
+            Region::CfgBar => {
+                let register = (offset & 0xfff) as usize;
+                match self.function(offset) {
+                    None => return out.fill(0xff),
+                    Some(Function::Port(index)) => self.slots[index].port.read(register, out),
+                    Some(Function::Disk(index)) => {
+                        self.slots[index].disk.read_config(register, out)
+                    }
+                }
+                env.diagnostics
+                    .detail(format_args!("config read {offset:#x}: {out:02x?}"));
+            }
+            Region::MemBar1 | Region::MemBar2 => match self.memory_target(region, offset) {
+                Some((index, at)) => self.slots[index].disk.read_bar(at, out),
+                None if region == Region::MemBar1 => out.fill(0xff),
+                // The VMD's MSI-X table is the client's affair; nothing is ever pending.
+                None => out.fill(0),
+            },
+        }
+    }
+
+    /// Writes inside a region; the caller has checked its length.
+    pub(crate) fn write(
+        &mut self,
+        region: Region,
+        offset: u64,
+        data: &[u8],
+        env: &mut Environment<'_>,
+    ) {
+        match region {
+            Region::Config => {
+                let before = self.mode();
+                self.config.write(offset as usize, data);
+                let mode = self.mode();
+                if mode != before {
+                    env.diagnostics
+                        .info(format_args!("the driver switched to {mode:?} mode"));
+                }
+                env.diagnostics
+                    .detail(format_args!("VMD config write {offset:#x}: {data:02x?}"));
+            }
+            Region::CfgBar => {
+                let Some(function) = self.function(offset) else {
+                    return;
+                };
+                env.diagnostics
+                    .detail(format_args!("config write {offset:#x}: {data:02x?}"));
+                let register = (offset & 0xfff) as usize;
+                match function {
+                    Function::Port(index) => self.slots[index].write_port(register, data),
+                    Function::Disk(index) => self.slots[index].disk.write_config(register, data),
+                }
+            }
+            Region::MemBar1 | Region::MemBar2 => {
+                if let Some((index, at)) = self.memory_target(region, offset) {
+                    self.slots[index].disk.write_bar(at, data, env);
+                }
+            }
+        }
+    }
+
+    /// The function that answers at `offset` of CFGBAR.
+    fn function(&self, offset: u64) -> Option<Function> {
+        let bus = (offset >> 20) as u8;
+        let device = (offset >> 15 & 0x1f) as usize;
+        let function = offset >> 12 & 7;
+        if function != 0 {
+            return None;
+        }
+        if bus == 0 {
+            return (device < self.slots.len()).then_some(Function::Port(device));
+        }
+        if device != 0 {
+            return None;
+        }
+        let below = |slot: &Slot| slot.port.u8(root_port::SECONDARY_BUS) == bus;
+        self.slots.iter().position(below).map(Function::Disk)
+    }
+
+    /// The disk and the offset in its BAR that answer in a memory window.
+    fn memory_target(&self, region: Region, offset: u64) -> Option<(usize, usize)> {
+        let base = if region == Region::MemBar1 {
+            u64::from(self.config.u32(MEMBAR1_REGISTER) & !0xf)
+        } else {
+            self.config.bar64(MEMBAR2_REGISTER)
+        };
+        let address = base.checked_add(offset)?;
+        let at = |slot: &Slot| slot.disk.bar_offset(address);
+        self.slots
+            .iter()
+            .enumerate()
+            .find_map(|(index, slot)| Some((index, at(slot)?)))
+    }
+}
+
+impl Slot {
+    fn write_port(&mut self, register: usize, data: &[u8]) {
+        self.port.write(register, data);
+        let control = root_port::BRIDGE_CONTROL..root_port::BRIDGE_CONTROL + 2;
+        if touches(register, data.len(), control)
+            && self.port.u16(root_port::BRIDGE_CONTROL) & root_port::BRIDGE_CONTROL_RESET != 0
+        {
+            self.disk.reset();
+        }
+    }
+}
+
+/// The VMD's own configuration space.
+fn config_space(config: &Config) -> ConfigSpace {
+    let mut space = ConfigSpace::new();
+    let id = if config.id.has_qemu_quirk() {
+        DUMMY_ID
+    } else {
+        config.id.pci_id()
+    };
+    space.set(register::VENDOR, &0x8086_u16.to_le_bytes());
+    space.set(register::DEVICE, &id.to_le_bytes());
+    space.allow(register::COMMAND, &COMMAND_WRITABLE.to_le_bytes());
+    space.set(register::STATUS, &STATUS_CAPABILITIES.to_le_bytes());
+    space.set(register::REVISION, &[4]);
+    // RAID controller, as the real one.
+    space.set(register::SUBCLASS, &[0x04, 0x01]);
+    space.set(register::SUBSYSTEM_VENDOR, &0x8086_u16.to_le_bytes());
+    space.set(register::CAPABILITIES, &[CONFIG_MSIX as u8]);
+    // CFGBAR is 64-bit prefetchable, MEMBAR1 32-bit, MEMBAR2 64-bit.
+    for (offset, kind, length, is_64_bit) in [
+        (register::BAR0, 0xc_u32, CFGBAR_LEN, true),
+        (MEMBAR1_REGISTER, 0, MEMBAR1_LEN, false),
+        (MEMBAR2_REGISTER, 4, MEMBAR2_LEN, true),
+    ] {
+        space.set(offset, &kind.to_le_bytes());
+        space.allow(offset, &(!(length as u32 - 1)).to_le_bytes());
+        if is_64_bit {
+            space.allow(offset + 4, &[0xff; 4]);
+        }
+    }
+    if config.id.can_bypass() {
+        space.allow(VMCONFIG, &VMCONFIG_BYPASS.to_le_bytes());
+    }
+    // MSI-X: table and pending bits in MEMBAR2, which is BAR 4.
+    space.set(CONFIG_MSIX, &[CAP_MSIX, 0]);
+    space.set(
+        CONFIG_MSIX + 2,
+        &(config.vectors.saturating_sub(1)).to_le_bytes(),
+    );
+    space.allow(CONFIG_MSIX + 2, &msix::CONTROL_WRITABLE.to_le_bytes());
+    space.set(CONFIG_MSIX + 4, &(MSIX_TABLE | 4).to_le_bytes());
+    space.set(CONFIG_MSIX + 8, &(MSIX_PENDING | 4).to_le_bytes());
+    space
+}
+
+/// An identifier derived from the serial number (FNV-1a), so that it is the same
+/// in every run and differs between disks.
+fn eui64(serial: &str) -> u64 {
+    serial
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+}

@@ -1,0 +1,88 @@
+//! Identify data structures (NVM Express Base Specification 1.4, section 5.15).
+
+use super::prp::MAX_TRANSFER;
+use super::registers::VERSION;
+use crate::bytes::put;
+use crate::memory::PAGE;
+
+/// Bytes of every identify data structure.
+pub(crate) const LEN: usize = 4096;
+
+/// What distinguishes one disk from another.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    pub(crate) index: u16,
+    pub(crate) serial: String,
+    /// NVMe qualified name, unique in the guest.
+    pub(crate) nqn: String,
+    /// Extended unique identifier of the namespace, unique in the guest.
+    pub(crate) eui64: u64,
+}
+
+/// Outstanding asynchronous event requests that are accepted.
+pub(crate) const MAX_EVENT_REQUESTS: usize = 4;
+
+pub(crate) fn controller(identity: &Identity) -> Vec<u8> {
+    let mut data = vec![0; LEN];
+    put(&mut data, 0, &0x1b36_u16.to_le_bytes());
+    put(&mut data, 2, &0x1af4_u16.to_le_bytes());
+    // Serial number, model and firmware are padded with spaces.
+    put(&mut data, 4, &[b' '; 68]);
+    put(&mut data, 4, &clipped(&identity.serial, 20));
+    put(&mut data, 24, b"VMD Lab NVMe");
+    put(&mut data, 64, b"1.0");
+    // Maximum transfer as a power of two of pages; controller id; version.
+    data[77] = (MAX_TRANSFER / PAGE as usize).ilog2() as u8;
+    put(&mut data, 78, &identity.index.to_le_bytes());
+    put(&mut data, 80, &VERSION.to_le_bytes());
+    // Abort limit, event request limit, one read-only firmware slot; all but
+    // the last are one less than the number.
+    data[258] = 3;
+    data[259] = MAX_EVENT_REQUESTS as u8 - 1;
+    data[260] = 3;
+    // Temperature thresholds in kelvin.
+    put(&mut data, 266, &343_u16.to_le_bytes());
+    put(&mut data, 268, &353_u16.to_le_bytes());
+    // Queue entry sizes as powers of two, required and maximum; one namespace.
+    data[512] = 0x66;
+    data[513] = 0x44;
+    put(&mut data, 516, &1_u32.to_le_bytes());
+    // Optional command: write zeroes.
+    put(&mut data, 520, &0x0008_u16.to_le_bytes());
+    put(&mut data, 768, &clipped(&identity.nqn, 255));
+    data
+}
+
+/// The one namespace, `blocks` blocks of 512 bytes.
+pub(crate) fn namespace(identity: &Identity, blocks: u64) -> Vec<u8> {
+    let mut data = vec![0; LEN];
+    // Size, capacity, utilisation.
+    for offset in [0, 8, 16] {
+        put(&mut data, offset, &blocks.to_le_bytes());
+    }
+    put(&mut data, 120, &identity.eui64.to_be_bytes());
+    // Format 0: 2^9 bytes, no metadata.
+    data[130] = 9;
+    data
+}
+
+/// The active namespaces with an id above `after`.
+pub(crate) fn active_namespaces(after: u32) -> Vec<u8> {
+    let mut data = vec![0; LEN];
+    if after == 0 {
+        put(&mut data, 0, &1_u32.to_le_bytes());
+    }
+    data
+}
+
+/// The namespace's identifiers: its EUI-64.
+pub(crate) fn namespace_descriptors(identity: &Identity) -> Vec<u8> {
+    let mut data = vec![0; LEN];
+    put(&mut data, 0, &[1, 8]);
+    put(&mut data, 4, &identity.eui64.to_be_bytes());
+    data
+}
+
+fn clipped(text: &str, length: usize) -> Vec<u8> {
+    text.bytes().take(length).collect()
+}

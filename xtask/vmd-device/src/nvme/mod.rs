@@ -1,0 +1,446 @@
+//! An NVMe controller with one namespace.
+//!
+//! A command goes through three steps: it is *taken* from its submission queue
+//! (which reserves a slot in the completion queue), *executed*, and *completed*
+//! (entries posted, then one interrupt per completion queue). All three now run
+//! inside the doorbell write; a scheduler may come between them.
+
+mod admin;
+mod command;
+mod identify;
+mod io;
+mod prp;
+mod queue;
+mod registers;
+mod store;
+
+pub(crate) use identify::Identity;
+
+use vm_memory::mmap::MmapRegionError;
+
+use crate::counters::DiskCounters;
+use crate::diagnostics::Diagnostics;
+use crate::memory::GuestMemory;
+use crate::pci::config_space::touches;
+use crate::pci::{
+    CAP_EXPRESS, CAP_MSIX, COMMAND_MEMORY, COMMAND_WRITABLE, ConfigSpace, Message, Msix,
+    STATUS_CAPABILITIES, msix, register,
+};
+use admin::{ASYNCHRONOUS_EVENT_REQUEST, AdminContext, AdminState, Queues, TEMPERATURE_EVENT};
+use command::{Completion, Taken};
+use queue::{CompletionQueue, InvalidDoorbell, SubmissionQueue};
+use registers::{Change, Registers};
+use store::Store;
+
+/// Bytes of the controller's BAR.
+pub(crate) const BAR_LEN: u64 = 0x4000;
+const DOORBELLS: usize = 0x1000;
+const MSIX_TABLE: usize = 0x2000;
+const MSIX_PENDING: usize = 0x3000;
+
+const CONFIG_EXPRESS: usize = 0x40;
+const CONFIG_MSIX: usize = 0x80;
+const EXPRESS_DEVICE_CONTROL: usize = CONFIG_EXPRESS + 8;
+const FUNCTION_LEVEL_RESET: u16 = 0x8000;
+
+/// What a controller needs from outside while it handles an access.
+#[derive(Debug)]
+pub(crate) struct Environment<'a> {
+    pub(crate) memory: &'a GuestMemory,
+    pub(crate) diagnostics: &'a mut Diagnostics,
+}
+
+/// One NVMe controller.
+#[derive(Debug)]
+pub(crate) struct Controller {
+    identity: Identity,
+    config: ConfigSpace,
+    msix: Msix,
+    registers: Registers,
+    queues: Queues,
+    admin: AdminState,
+    store: Store,
+    counters: DiskCounters,
+    /// Messages raised and not yet collected.
+    messages: Vec<Message>,
+}
+
+impl Controller {
+    /// A controller with `vectors` MSI-X vectors, which allow one I/O queue pair
+    /// less, and a namespace of `bytes`.
+    pub(crate) fn new(
+        identity: Identity,
+        bytes: u64,
+        vectors: u16,
+    ) -> Result<Self, MmapRegionError> {
+        Ok(Self {
+            config: config_space(vectors),
+            msix: Msix::new(vectors),
+            registers: Registers::default(),
+            queues: Queues::new(vectors.saturating_sub(1)),
+            admin: AdminState::default(),
+            store: Store::new(bytes)?,
+            counters: DiskCounters {
+                serial: identity.serial.clone(),
+                ..DiskCounters::default()
+            },
+            messages: Vec::new(),
+            identity,
+        })
+    }
+
+    pub(crate) fn counters(&self) -> &DiskCounters {
+        &self.counters
+    }
+
+    /// Messages raised since the last call.
+    pub(crate) fn take_messages(&mut self) -> Vec<Message> {
+        let messages = std::mem::take(&mut self.messages);
+        for message in &messages {
+            self.counters.count_msi(message.vector);
+        }
+        messages
+    }
+
+    /// The function's state after a reset by its bus. The data stay.
+    pub(crate) fn reset(&mut self) {
+        self.config = config_space(self.msix.vectors());
+        self.msix.reset();
+        self.registers = Registers::default();
+        self.stop();
+    }
+
+    fn stop(&mut self) {
+        self.queues.clear();
+        self.admin = AdminState::default();
+    }
+
+    /// Whether `address` of the VMD's domain is in this controller's BAR, and where.
+    pub(crate) fn bar_offset(&self, address: u64) -> Option<usize> {
+        if self.config.u16(register::COMMAND) & COMMAND_MEMORY == 0 {
+            return None;
+        }
+        let offset = address.checked_sub(self.config.bar64(register::BAR0))?;
+        (offset < BAR_LEN).then_some(offset as usize)
+    }
+
+    pub(crate) fn read_config(&self, offset: usize, out: &mut [u8]) {
+        self.config.read(offset, out);
+    }
+
+    pub(crate) fn write_config(&mut self, offset: usize, data: &[u8]) {
+        self.config.write(offset, data);
+        if touches(
+            offset,
+            data.len(),
+            EXPRESS_DEVICE_CONTROL..EXPRESS_DEVICE_CONTROL + 2,
+        ) && self.config.u16(EXPRESS_DEVICE_CONTROL) & FUNCTION_LEVEL_RESET != 0
+        {
+            self.reset();
+            return;
+        }
+        let sent = self.msix.set_control(self.config.u16(CONFIG_MSIX + 2));
+        self.messages.extend(sent);
+    }
+
+    pub(crate) fn read_bar(&self, offset: usize, out: &mut [u8]) {
+        match offset {
+            // Doorbells are write-only and read as zero, beyond the registers.
+            0..MSIX_TABLE => self.registers.read(offset, out),
+            MSIX_TABLE..MSIX_PENDING => self.msix.read_table(offset - MSIX_TABLE, out),
+            _ => self.msix.read_pending(offset - MSIX_PENDING, out),
+        }
+    }
+
+    pub(crate) fn write_bar(&mut self, offset: usize, data: &[u8], env: &mut Environment<'_>) {
+        match offset {
+            0..DOORBELLS => self.write_registers(offset, data, env),
+            DOORBELLS..MSIX_TABLE => self.write_doorbell(offset - DOORBELLS, data, env),
+            MSIX_TABLE..MSIX_PENDING if offset - MSIX_TABLE < self.msix.table_len() => {
+                let sent = self.msix.write_table(offset - MSIX_TABLE, data);
+                self.messages.extend(sent);
+            }
+            _ => {}
+        }
+    }
+
+    /// Splits a write of any size into registers of 32 bits. Bytes that the
+    /// write does not cover keep their value; for the mask registers, where
+    /// writing ones has an effect, they count as zero.
+    fn write_registers(&mut self, offset: usize, data: &[u8], env: &mut Environment<'_>) {
+        let end = offset.saturating_add(data.len()).min(DOORBELLS);
+        let mut register = offset & !3;
+        while register < end {
+            let mut bytes = [0; 4];
+            if register != 0x0c && register != 0x10 {
+                self.registers.read(register, &mut bytes);
+            }
+            for (position, byte) in bytes.iter_mut().enumerate() {
+                let value = (register + position)
+                    .checked_sub(offset)
+                    .and_then(|at| data.get(at));
+                *byte = value.copied().unwrap_or(*byte);
+            }
+            match self
+                .registers
+                .write_dword(register, u32::from_le_bytes(bytes))
+            {
+                Change::Nothing => {}
+                Change::Disable => self.stop(),
+                Change::Enable => self.enable(env),
+            }
+            register += 4;
+        }
+    }
+
+    fn enable(&mut self, env: &mut Environment<'_>) {
+        match self.registers.admin_queues() {
+            Ok(admin) => {
+                self.stop();
+                let submission =
+                    SubmissionQueue::new(admin.submission_base, admin.submission_entries, 0);
+                let completion =
+                    CompletionQueue::new(admin.completion_base, admin.completion_entries, Some(0));
+                if let Some(slot) = self.queues.submission.first_mut() {
+                    *slot = Some(submission);
+                }
+                if let Some(slot) = self.queues.completion.first_mut() {
+                    *slot = Some(completion);
+                }
+                // The counters of the admin queue exist from here on.
+                self.counters.queue(0);
+                self.registers.set_ready();
+            }
+            Err(reason) => self.fail(format_args!("cannot be enabled: {reason}"), env),
+        }
+    }
+
+    /// Reports an error that no completion can carry.
+    fn fail(&mut self, what: std::fmt::Arguments<'_>, env: &mut Environment<'_>) {
+        self.registers.set_fatal();
+        self.reject(what, env);
+    }
+
+    fn reject(&self, what: std::fmt::Arguments<'_>, env: &mut Environment<'_>) {
+        env.diagnostics
+            .reject(format_args!("disk {}: {what}", self.identity.serial));
+    }
+
+    fn write_doorbell(&mut self, offset: usize, data: &[u8], env: &mut Environment<'_>) {
+        let (Some(value), true) = (data.first_chunk(), offset.is_multiple_of(4)) else {
+            return self.reject(
+                format_args!("doorbell write is not an aligned 32-bit word"),
+                env,
+            );
+        };
+        // The upper half is reserved.
+        let value = u32::from(u32::from_le_bytes(*value) as u16);
+        let queue = (offset / 8) as u16;
+        if !self.registers.is_running() {
+            return self.reject(
+                format_args!("doorbell of queue {queue} while not running"),
+                env,
+            );
+        }
+        let is_submission = offset.is_multiple_of(8);
+        let rung = if is_submission {
+            self.queues.submission(queue).map(|ring| ring.ring(value))
+        } else {
+            self.queues.completion(queue).map(|ring| ring.ring(value))
+        };
+        let kind = if is_submission {
+            "submission"
+        } else {
+            "completion"
+        };
+        match rung {
+            Some(Ok(())) if is_submission => self.process(&[queue], env),
+            // There may be room now for commands that had to wait.
+            Some(Ok(())) => self.process(&self.queues.feeding(queue), env),
+            Some(Err(InvalidDoorbell)) => {
+                self.reject(
+                    format_args!("{kind} queue {queue} cannot be at {value}"),
+                    env,
+                );
+            }
+            None => self.reject(format_args!("doorbell of no {kind} queue {queue}"), env),
+        }
+    }
+
+    /// Takes, executes and completes what the queues hold. All completions of
+    /// one call are posted together.
+    fn process(&mut self, submission_queues: &[u16], env: &mut Environment<'_>) {
+        let mut completions = Vec::new();
+        for &queue in submission_queues {
+            while let Some(taken) = self.take(queue, env) {
+                completions.extend(self.execute(&taken, env));
+            }
+        }
+        self.match_events(&mut completions);
+        self.complete(&completions, env);
+    }
+
+    /// Takes one command, if there is one and room for its completion.
+    fn take(&mut self, id: u16, env: &mut Environment<'_>) -> Option<Taken> {
+        if !self.registers.is_running() {
+            return None;
+        }
+        let queue = self.queues.submission(id)?;
+        let completion_queue = queue.completion_queue;
+        if queue.is_empty() || !self.queues.completion(completion_queue)?.reserve() {
+            return None;
+        }
+        match self.queues.submission(id)?.take(id, env.memory) {
+            Ok(taken) => taken,
+            Err(error) => {
+                self.fail(
+                    format_args!("cannot fetch from submission queue {id}: {error}"),
+                    env,
+                );
+                None
+            }
+        }
+    }
+
+    /// Executes a command; `None` if it completes later.
+    fn execute(&mut self, taken: &Taken, env: &mut Environment<'_>) -> Option<Completion> {
+        let command = &taken.command;
+        let counters = self.counters.queue(taken.submission_queue);
+        let outcome = if taken.submission_queue != 0 {
+            io::count(command, counters);
+            io::execute(command, &self.store, env.memory)
+        } else {
+            counters.other += 1;
+            if command.opcode() == ASYNCHRONOUS_EVENT_REQUEST {
+                match self.admin.park(*taken) {
+                    Ok(()) => {
+                        if let Some(queue) = self.queues.completion(taken.completion_queue) {
+                            queue.release();
+                        }
+                        return None;
+                    }
+                    Err(status) => Err(status),
+                }
+            } else {
+                AdminContext {
+                    identity: &self.identity,
+                    store: &self.store,
+                    queues: &mut self.queues,
+                    state: &mut self.admin,
+                    memory: env.memory,
+                    vectors: self.msix.vectors(),
+                }
+                .execute(command)
+            }
+        };
+        if let Err(status) = outcome
+            && status == command::Status::DATA_TRANSFER_ERROR
+        {
+            let opcode = command.opcode();
+            self.reject(
+                format_args!("command {opcode:#x} points to memory that is not mapped"),
+                env,
+            );
+        }
+        Some(taken.completed(outcome))
+    }
+
+    /// Completes event requests for which there are events and room.
+    fn match_events(&mut self, completions: &mut Vec<Completion>) {
+        while self.admin.has_match()
+            && self
+                .queues
+                .completion(0)
+                .is_some_and(CompletionQueue::reserve)
+        {
+            let matched = self.admin.take_match();
+            completions.extend(matched.map(|(request, event)| request.completed(Ok(event))));
+        }
+    }
+
+    /// Posts completions, then raises one interrupt for each queue that got any.
+    /// A completion whose queue was deleted meanwhile is dropped.
+    fn complete(&mut self, completions: &[Completion], env: &mut Environment<'_>) {
+        let mut vectors = Vec::new();
+        for completion in completions {
+            let taken = &completion.taken;
+            let Some(queue) = self.queues.completion(taken.completion_queue) else {
+                continue;
+            };
+            if let Err(error) = queue.post(completion, env.memory) {
+                let id = taken.completion_queue;
+                self.fail(
+                    format_args!("cannot post to completion queue {id}: {error}"),
+                    env,
+                );
+                break;
+            }
+            if let Some(vector) = queue.vector
+                && !vectors.contains(&vector)
+            {
+                vectors.push(vector);
+            }
+            let counters = self.counters.queue(taken.submission_queue);
+            counters.cqes += 1;
+            let is_event_request =
+                taken.submission_queue == 0 && taken.command.opcode() == ASYNCHRONOUS_EVENT_REQUEST;
+            counters.cqes_skipped += u64::from(is_event_request);
+        }
+        for vector in vectors {
+            self.messages.extend(self.msix.raise(vector));
+        }
+    }
+
+    /// Raises a temperature event. It is sent when the guest next has an event
+    /// request outstanding; unlike a real controller's it is not held back until
+    /// the guest has read the health log. False if too many events wait or the
+    /// controller is not running.
+    pub(crate) fn raise_event(&mut self, env: &mut Environment<'_>) -> bool {
+        let accepted = self.registers.is_running() && self.admin.add_event(TEMPERATURE_EVENT);
+        self.process(&[], env);
+        accepted
+    }
+}
+
+/// The configuration space after a reset.
+fn config_space(vectors: u16) -> ConfigSpace {
+    let mut space = ConfigSpace::new();
+    space.set(register::VENDOR, &0x1b36_u16.to_le_bytes());
+    space.set(register::DEVICE, &0x0010_u16.to_le_bytes());
+    space.allow(register::COMMAND, &COMMAND_WRITABLE.to_le_bytes());
+    space.set(register::STATUS, &STATUS_CAPABILITIES.to_le_bytes());
+    space.set(register::REVISION, &[2]);
+    // NVM Express: non-volatile memory controller.
+    space.set(register::PROGRAMMING_INTERFACE, &[0x02]);
+    space.set(register::SUBCLASS, &[0x08]);
+    space.set(register::CLASS, &[0x01]);
+    space.allow(register::CACHE_LINE, &[0xff]);
+    // A 64-bit memory BAR.
+    space.set(register::BAR0, &4_u32.to_le_bytes());
+    space.allow(register::BAR0, &(!(BAR_LEN as u32 - 1)).to_le_bytes());
+    space.allow(register::BAR0 + 4, &[0xff; 4]);
+    space.set(register::SUBSYSTEM_VENDOR, &0x1af4_u16.to_le_bytes());
+    space.set(register::SUBSYSTEM, &0x1100_u16.to_le_bytes());
+    space.set(register::CAPABILITIES, &[CONFIG_EXPRESS as u8]);
+    space.allow(register::INTERRUPT_LINE, &[0xff]);
+
+    // PCI Express capability: endpoint that can be reset, 16 GT/s x4 reached.
+    space.set(CONFIG_EXPRESS, &[CAP_EXPRESS, CONFIG_MSIX as u8]);
+    space.set(CONFIG_EXPRESS + 0x02, &0x0002_u16.to_le_bytes());
+    space.set(CONFIG_EXPRESS + 0x04, &0x1000_8001_u32.to_le_bytes());
+    space.allow(EXPRESS_DEVICE_CONTROL, &[0xff; 2]);
+    space.set(CONFIG_EXPRESS + 0x0c, &0x43_u32.to_le_bytes());
+    space.allow(CONFIG_EXPRESS + 0x10, &[0xff; 2]);
+    space.set(CONFIG_EXPRESS + 0x12, &0x43_u16.to_le_bytes());
+    space.allow(CONFIG_EXPRESS + 0x28, &[0xff; 2]);
+    space.set(CONFIG_EXPRESS + 0x2c, &0x0e_u32.to_le_bytes());
+    space.allow(CONFIG_EXPRESS + 0x30, &[0xff; 2]);
+
+    // MSI-X: table and pending bits in BAR 0.
+    space.set(CONFIG_MSIX, &[CAP_MSIX, 0]);
+    space.set(CONFIG_MSIX + 2, &(vectors.saturating_sub(1)).to_le_bytes());
+    space.allow(CONFIG_MSIX + 2, &msix::CONTROL_WRITABLE.to_le_bytes());
+    space.set(CONFIG_MSIX + 4, &(MSIX_TABLE as u32).to_le_bytes());
+    space.set(CONFIG_MSIX + 8, &(MSIX_PENDING as u32).to_le_bytes());
+    space
+}

@@ -1,0 +1,58 @@
+//! A PCI Express root port inside the VMD's domain, one per disk.
+
+use super::{CAP_EXPRESS, CAP_MSI, COMMAND_WRITABLE, ConfigSpace, STATUS_CAPABILITIES, register};
+
+/// Secondary bus number, and the bridge control register with its reset bit.
+pub(crate) const SECONDARY_BUS: usize = 0x19;
+pub(crate) const BRIDGE_CONTROL: usize = 0x3e;
+pub(crate) const BRIDGE_CONTROL_RESET: u16 = 0x40;
+
+const BUS_NUMBERS: usize = 0x18;
+const MEMORY_WINDOW: usize = 0x20;
+const EXPRESS: usize = 0x40;
+const MSI: usize = 0x80;
+
+/// The configuration space of root port `index` after a reset. It has no
+/// prefetchable window, so that all of MEMBAR1 is there for the disks' BARs.
+pub(crate) fn config_space(index: usize) -> ConfigSpace {
+    let mut space = ConfigSpace::new();
+    let number = index as u32 + 1;
+    space.set(register::VENDOR, &0x8086_u16.to_le_bytes());
+    space.set(register::DEVICE, &0x2030_u16.to_le_bytes());
+    space.allow(register::COMMAND, &COMMAND_WRITABLE.to_le_bytes());
+    space.set(register::STATUS, &STATUS_CAPABILITIES.to_le_bytes());
+    // PCI-to-PCI bridge.
+    space.set(register::SUBCLASS, &[0x04, 0x06]);
+    space.set(register::HEADER_TYPE, &[1]);
+    space.allow(register::CACHE_LINE, &[0xff]);
+    space.allow(BUS_NUMBERS, &[0xff; 3]);
+    space.allow(MEMORY_WINDOW, &0xfff0_fff0_u32.to_le_bytes());
+    space.set(register::CAPABILITIES, &[EXPRESS as u8]);
+    space.allow(register::INTERRUPT_LINE, &[0xff]);
+    space.allow(BRIDGE_CONTROL, &[0xff; 2]);
+
+    // PCI Express capability: root port with a slot, 16 GT/s x4 reached.
+    space.set(EXPRESS, &[CAP_EXPRESS, MSI as u8]);
+    space.set(EXPRESS + 0x02, &0x0142_u16.to_le_bytes());
+    space.set(EXPRESS + 0x04, &0x8001_u32.to_le_bytes());
+    space.allow(EXPRESS + 0x08, &[0xff; 2]);
+    space.set(EXPRESS + 0x0c, &(0x0010_0043 | number << 24).to_le_bytes());
+    space.allow(EXPRESS + 0x10, &[0xff; 2]);
+    space.set(EXPRESS + 0x12, &0x2043_u16.to_le_bytes());
+    // Slot: number; a card is present.
+    space.set(EXPRESS + 0x14, &(number << 19).to_le_bytes());
+    space.allow(EXPRESS + 0x18, &[0xff; 2]);
+    space.set(EXPRESS + 0x1a, &0x0040_u16.to_le_bytes());
+    space.allow(EXPRESS + 0x1c, &[0xff; 2]);
+    space.allow(EXPRESS + 0x28, &[0xff; 2]);
+    space.set(EXPRESS + 0x2c, &0x0e_u32.to_le_bytes());
+    space.allow(EXPRESS + 0x30, &[0xff; 2]);
+
+    // MSI with a 64-bit address. The port never sends one, but Linux's port
+    // services ask for a vector, which a remapping VMD puts on its first one.
+    space.set(MSI, &[CAP_MSI, 0]);
+    space.set(MSI + 0x02, &0x0080_u16.to_le_bytes());
+    space.allow(MSI + 0x02, &0x0071_u16.to_le_bytes());
+    space.allow(MSI + 0x04, &[0xff; 10]);
+    space
+}
