@@ -16,7 +16,11 @@ pub enum FrameError {
     #[error("the channel failed: {0}")]
     Io(#[from] io::Error),
     #[error("a frame announces {found} bytes of {what}, more than the {limit} allowed")]
-    TooLarge { what: &'static str, found: usize, limit: u32 },
+    TooLarge {
+        what: &'static str,
+        found: usize,
+        limit: u32,
+    },
     #[error("a frame holds no message that is understood: {0}")]
     Json(#[from] serde_json::Error),
 }
@@ -30,7 +34,10 @@ pub struct Frame<M> {
 
 impl<M> From<M> for Frame<M> {
     fn from(message: M) -> Self {
-        Self { message, payload: Vec::new() }
+        Self {
+            message,
+            payload: Vec::new(),
+        }
     }
 }
 
@@ -62,7 +69,10 @@ impl<M: DeserializeOwned> Frame<M> {
         let payload_length = read_length(reader)?;
         let message = read_bytes(reader, "message", message_length, MAX_MESSAGE)?;
         let payload = read_bytes(reader, "payload", payload_length, MAX_PAYLOAD)?;
-        Ok(Self { message: serde_json::from_slice(&message)?, payload })
+        Ok(Self {
+            message: serde_json::from_slice(&message)?,
+            payload,
+        })
     }
 }
 
@@ -86,7 +96,11 @@ fn read_bytes(
     limit: u32,
 ) -> Result<Vec<u8>, FrameError> {
     if found > limit {
-        return Err(FrameError::TooLarge { what, found: found as usize, limit });
+        return Err(FrameError::TooLarge {
+            what,
+            found: found as usize,
+            limit,
+        });
     }
     // Grows as bytes come: a false length alone cannot take the memory.
     let mut bytes = Vec::new();
@@ -103,13 +117,19 @@ mod tests {
 
     #[test]
     fn a_frame_comes_back_as_it_went() {
-        let frame = Frame { message: "text".to_owned(), payload: vec![0, 255, 7] };
+        let frame = Frame {
+            message: "text".to_owned(),
+            payload: vec![0, 255, 7],
+        };
         let mut wire = Vec::new();
         frame.write_to(&mut wire).unwrap();
         Frame::from("next".to_owned()).write_to(&mut wire).unwrap();
         let mut reader = wire.as_slice();
         assert_eq!(Frame::<String>::read_from(&mut reader).unwrap(), frame);
-        assert_eq!(Frame::<String>::read_from(&mut reader).unwrap().message, "next");
+        assert_eq!(
+            Frame::<String>::read_from(&mut reader).unwrap().message,
+            "next"
+        );
         assert!(reader.is_empty());
     }
 
@@ -117,15 +137,32 @@ mod tests {
     fn a_false_length_is_refused_before_memory_is_taken() {
         let wire = [0xff; 8];
         let error = Frame::<String>::read_from(&mut wire.as_slice()).unwrap_err();
-        assert!(matches!(error, FrameError::TooLarge { what: "message", .. }), "{error}");
+        assert!(
+            matches!(
+                error,
+                FrameError::TooLarge {
+                    what: "message",
+                    ..
+                }
+            ),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_cut_frame_is_an_error() {
         let mut wire = Vec::new();
-        Frame { message: 1_u32, payload: vec![1; 9] }.write_to(&mut wire).unwrap();
+        Frame {
+            message: 1_u32,
+            payload: vec![1; 9],
+        }
+        .write_to(&mut wire)
+        .unwrap();
         for end in 0..wire.len() {
-            assert!(Frame::<u32>::read_from(&mut &wire[..end]).is_err(), "cut at {end}");
+            assert!(
+                Frame::<u32>::read_from(&mut &wire[..end]).is_err(),
+                "cut at {end}"
+            );
         }
     }
 }

@@ -132,7 +132,11 @@ impl Jobs {
     }
 
     fn find(&self, number: u64) -> Result<Arc<Job>, String> {
-        lock(&self.table).jobs.get(&number).cloned().ok_or_else(|| format!("no job {number}"))
+        lock(&self.table)
+            .jobs
+            .get(&number)
+            .cloned()
+            .ok_or_else(|| format!("no job {number}"))
     }
 }
 
@@ -155,13 +159,15 @@ impl Job {
     }
 
     fn output(&self) -> Result<Output, String> {
-        let read = |path: &PathBuf| {
-            fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
-        };
+        let read =
+            |path: &PathBuf| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
         let mut bytes = read(&self.stdout)?;
         let stdout_length = bytes.len() as u64;
         bytes.append(&mut read(&self.stderr)?);
-        Ok(Output { bytes, stdout_length })
+        Ok(Output {
+            bytes,
+            stdout_length,
+        })
     }
 }
 

@@ -30,9 +30,14 @@ pub(crate) fn set_up() {
     for (kind, target) in FILE_SYSTEMS {
         report(target, fs::create_dir_all(target));
         let nothing: Option<&str> = None;
-        report(target, mount(Some(kind), target, Some(kind), MsFlags::empty(), nothing));
+        report(
+            target,
+            mount(Some(kind), target, Some(kind), MsFlags::empty(), nothing),
+        );
     }
-    let busybox = Command::new("/bin/busybox").args(["--install", "-s", "/bin"]).status();
+    let busybox = Command::new("/bin/busybox")
+        .args(["--install", "-s", "/bin"])
+        .status();
     report("busybox --install", busybox);
     match fs::read_to_string(BOOT_MODULES) {
         Ok(modules) => {
@@ -59,7 +64,10 @@ pub(crate) fn load_module(path: &Path, parameters: &str) -> Result<(), String> {
 pub(crate) fn open_port(name: &str) -> Result<File, String> {
     const ATTEMPTS: u32 = 600;
     for _ in 0..ATTEMPTS {
-        let ports = fs::read_dir("/sys/class/virtio-ports").into_iter().flatten().flatten();
+        let ports = fs::read_dir("/sys/class/virtio-ports")
+            .into_iter()
+            .flatten()
+            .flatten();
         for port in ports {
             let found = fs::read_to_string(port.path().join("name")).unwrap_or_default();
             if found.trim_end() == name {

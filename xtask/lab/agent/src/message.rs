@@ -21,7 +21,11 @@ pub struct Envelope<T> {
 pub enum Request {
     /// Starts a program in a process group of its own; its output goes to files.
     /// Answered by [`Answer::Started`].
-    Spawn { program: String, arguments: Vec<String>, environment: Vec<(String, String)> },
+    Spawn {
+        program: String,
+        arguments: Vec<String>,
+        environment: Vec<(String, String)>,
+    },
     /// Waits until a job ends, at most so long. Answered by [`Answer::Ended`],
     /// with what it wrote as the payload and the job then forgotten, or by
     /// [`Answer::Running`].

@@ -16,11 +16,15 @@ use crate::machine;
 /// Serves until the host asks to switch off or the channel fails.
 pub(crate) fn serve() -> Result<(), String> {
     let mut requests = machine::open_port(PORT_NAME)?;
-    let answers = requests.try_clone().map_err(|error| format!("{PORT_NAME}: {error}"))?;
+    let answers = requests
+        .try_clone()
+        .map_err(|error| format!("{PORT_NAME}: {error}"))?;
     let answers = Arc::new(Mutex::new(answers));
     let jobs = Arc::new(Jobs::default());
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let hello = Hello { kernel_release: release.trim_end().to_owned() };
+    let hello = Hello {
+        kernel_release: release.trim_end().to_owned(),
+    };
     send(&answers, &Frame::from(hello)).map_err(|error| error.to_string())?;
     loop {
         let frame = Frame::<Envelope<Request>>::read_from(&mut requests)
@@ -49,10 +53,19 @@ pub(crate) fn serve() -> Result<(), String> {
 fn respond(answers: &Mutex<File>, id: u64, reply: Reply, payload: Vec<u8>) {
     let too_large = payload.len() > MAX_PAYLOAD as usize;
     let frame = if too_large {
-        let error = format!("{} bytes are more than the channel carries at once", payload.len());
-        Frame::from(Envelope { id, body: Reply::Err(error) })
+        let error = format!(
+            "{} bytes are more than the channel carries at once",
+            payload.len()
+        );
+        Frame::from(Envelope {
+            id,
+            body: Reply::Err(error),
+        })
     } else {
-        Frame { message: Envelope { id, body: reply }, payload }
+        Frame {
+            message: Envelope { id, body: reply },
+            payload,
+        }
     };
     if let Err(error) = send(answers, &frame) {
         eprintln!("lab-agent: answer {id}: {error}");
@@ -66,20 +79,37 @@ fn send<M: serde::Serialize>(writer: &Mutex<File>, frame: &Frame<M>) -> Result<(
 fn perform(jobs: &Jobs, request: Request, payload: &[u8]) -> Result<(Answer, Vec<u8>), String> {
     let done = Ok((Answer::Done, Vec::new()));
     match request {
-        Request::Spawn { program, arguments, environment } => {
+        Request::Spawn {
+            program,
+            arguments,
+            environment,
+        } => {
             let job = jobs.spawn(&program, &arguments, &environment)?;
             Ok((Answer::Started { job }, Vec::new()))
         }
         Request::Wait { job, timeout_ms } => {
             Ok(match jobs.wait(job, Duration::from_millis(timeout_ms))? {
-                Some((exit, Output { bytes, stdout_length })) => {
-                    (Answer::Ended { exit, stdout_length }, bytes)
-                }
+                Some((
+                    exit,
+                    Output {
+                        bytes,
+                        stdout_length,
+                    },
+                )) => (
+                    Answer::Ended {
+                        exit,
+                        stdout_length,
+                    },
+                    bytes,
+                ),
                 None => (Answer::Running, Vec::new()),
             })
         }
         Request::Output { job } => {
-            let Output { bytes, stdout_length } = jobs.output(job)?;
+            let Output {
+                bytes,
+                stdout_length,
+            } = jobs.output(job)?;
             Ok((Answer::Output { stdout_length }, bytes))
         }
         Request::Signal { job, signal } => {
@@ -110,5 +140,9 @@ fn write_file(path: &Path, mode: u32, content: &[u8]) -> std::io::Result<()> {
     fs::write(path, content)?;
     // Files of the kernel's own file systems keep their modes.
     let in_kernel = ["/proc", "/sys"].iter().any(|root| path.starts_with(root));
-    if in_kernel { Ok(()) } else { fs::set_permissions(path, fs::Permissions::from_mode(mode)) }
+    if in_kernel {
+        Ok(())
+    } else {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))
+    }
 }
