@@ -43,10 +43,14 @@ pub fn check() -> Result<()> {
     }
 }
 
-/// Returns once one of the signals has come.
+/// Returns once one of the signals has come. It is then forgotten: what follows
+/// is the orderly end, which a second signal breaks off.
 pub fn wait() {
     while check().is_ok() {
         std::thread::sleep(POLL);
+    }
+    if let Some(flag) = REQUESTED.get() {
+        flag.store(false, Ordering::Relaxed);
     }
 }
 

@@ -3,6 +3,7 @@
 //! that is bypassed, counted at once by the daemon, the kernel, the emulated
 //! device, fio, and a Prometheus that scrapes the daemon.
 
+mod agreement;
 mod readings;
 mod run;
 mod session;

@@ -89,6 +89,7 @@ pub struct DiskRun {
     pub kernel_interrupts: u64,
     pub child_runs: u64,
     pub unhandled_runs: u64,
+    pub repeated_runs: Option<u64>,
     pub completions: u64,
     pub device_io_cqes: u64,
     pub device_admin_cqes: u64,
@@ -295,6 +296,7 @@ impl DiskRun {
             }),
             child_runs: count(RUNS)?,
             unhandled_runs: count(UNHANDLED)?,
+            repeated_runs: daemon.events(REPEATED, |sample| sample.label("disk") == disk.name)?,
             completions: count(COMPLETIONS)?,
             device_io_cqes: device(vmd_device::DiskCounters::io_cqes)?,
             device_admin_cqes: device(vmd_device::DiskCounters::admin_cqes)?,
@@ -348,4 +350,237 @@ fn grown(what: &str, before: u64, after: u64) -> Result<u64> {
 
 fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use vmd_device::{Counters, DiskCounters, QueueCounters};
+
+    use super::*;
+    use crate::interrupts::KernelCounts;
+    use crate::scrape::Scrape;
+    use std::time::Duration;
+
+    /// Two disks, of which the first is read 100 times.
+    fn readings(mode: Mode, reads: u64) -> Readings {
+        let (vmd, disk, other) = match mode {
+            Mode::Remap => (reads / 2, 0, 0),
+            Mode::Bypass => (0, reads / 4, reads / 4),
+        };
+        let path = mode.name();
+        let mut text = String::new();
+        let mut add = |metric: &str, labels: &str, value: u64| {
+            text.push_str(&format!(
+                "# TYPE {metric} counter\n{metric}{{{labels}}} {value}\n"
+            ));
+        };
+        for (name, count) in [("", vmd), ("nvme1", disk), ("nvme0", other)] {
+            let labels = format!(r#"controller="0000:00:03.0",disk="{name}",path="vmd-{path}""#);
+            add(HARDWARE, &labels, count);
+            add(REPEATED, &labels, 0);
+        }
+        for (name, share) in [("nvme1", reads), ("nvme0", 0)] {
+            let labels = format!(r#"controller="0000:00:03.0",disk="{name}",path="vmd-{path}""#);
+            add(RUNS, &labels, share * 2);
+            add(UNHANDLED, &labels, share);
+            add(RESENT, &labels, 0);
+            add(COMPLETIONS, &labels, share);
+            add(SECONDS, &labels, share * 2);
+        }
+        add(OUTSIDE, "", 1);
+        add(UNASSIGNED, "", 7);
+        add(CPU_SECONDS, r#"cpu="0""#, reads * 2);
+        add(CPU_SECONDS, r#"cpu="1""#, 0);
+        add(MISSED, r#"probe="nvme_sq""#, 0);
+        if mode == Mode::Remap {
+            text.push_str(&format!("# TYPE {SHARING} gauge\n{SHARING}{{}} 12\n"));
+        }
+        let kernel = format!(
+            "5/actions:vmd0\n6/actions:nvme1q1\n7/actions:nvme0q1\n8/actions:timer\n\
+             5/per_cpu_count:{vmd},9\n6/per_cpu_count:3,{disk}\n7/per_cpu_count:{other},1\n8/per_cpu_count:{reads},1\n"
+        );
+        let disk = |serial: &str, reads: u64| DiskCounters {
+            serial: serial.to_owned(),
+            queues: vec![
+                QueueCounters {
+                    cqes: 20,
+                    cqes_skipped: 1,
+                    ..QueueCounters::default()
+                },
+                QueueCounters {
+                    reads,
+                    cqes: reads,
+                    ..QueueCounters::default()
+                },
+            ],
+            vector_msis: vec![20, reads],
+        };
+        Readings {
+            daemon: Scrape::parse(&text).unwrap(),
+            kernel: KernelCounts::parse(&kernel).unwrap(),
+            device: Counters {
+                disks: vec![disk("A0", reads), disk("A1", 0)],
+                ..Counters::default()
+            },
+        }
+    }
+
+    fn facts(mode: Mode) -> Facts {
+        let disk = |name: &str, serial: &str| GuestDisk {
+            name: name.to_owned(),
+            serial: serial.to_owned(),
+            ..GuestDisk::default()
+        };
+        Facts {
+            mode,
+            kernel: "6.12.118-1".to_owned(),
+            kernel_release: "6.12.118+deb13-amd64".to_owned(),
+            qemu: "11.1.3".to_owned(),
+            disks: 2,
+            cpus: 2,
+            vectors: 8,
+            fio_cpus: CpuList::first(1),
+            fio_depth: 16,
+            guest_disks: vec![(disk("nvme1", "A0"), Some(0)), (disk("nvme0", "A1"), None)],
+        }
+    }
+
+    fn series(values: &[f64]) -> RawSeries {
+        let samples = values
+            .iter()
+            .enumerate()
+            .map(|(at, value)| (at as f64, *value))
+            .collect();
+        RawSeries {
+            samples,
+            ..RawSeries::default()
+        }
+    }
+
+    fn stored() -> Stored {
+        Stored {
+            up: vec![series(&[1.0; 7])],
+            completions: vec![series(&[5.0, 60.0, 105.0]), series(&[1.0, 1.0])],
+        }
+    }
+
+    fn measured(mode: Mode, stored: &Stored) -> Result<Run> {
+        let fio = Done {
+            reads: vec![100],
+            time: Duration::from_secs(2),
+        };
+        Run::new(
+            &facts(mode),
+            &readings(mode, 0),
+            &readings(mode, 100),
+            &fio,
+            stored,
+        )
+    }
+
+    /// A run in which all sources agree.
+    pub(in super::super) fn run(mode: Mode) -> Run {
+        measured(mode, &stored()).unwrap()
+    }
+
+    #[test]
+    fn figures_are_differences_of_the_right_series() {
+        let run = run(Mode::Remap);
+        assert_eq!(
+            (run.disks_busy, run.fio_ios, run.device_io_cqes),
+            (1, 100, 100)
+        );
+        assert!((run.iops - 50.0).abs() < 1e-9);
+        assert_eq!(run.hardware_interrupts, 50);
+        assert_eq!(
+            (run.kernel_vmd_interrupts, run.kernel_nvme_interrupts),
+            (50, 0)
+        );
+        assert_eq!((run.child_runs, run.unhandled_runs), (200, 100));
+        assert_eq!((run.completions, run.completions_outside), (100, 0));
+        assert_eq!(
+            (
+                run.device_cqes,
+                run.device_admin_cqes,
+                run.device_cqes_skipped
+            ),
+            (100, 0, 0)
+        );
+        assert_eq!((run.unassigned_runs, run.probe_missed), (0, Some(0)));
+        assert_eq!(
+            (run.prometheus_completions, run.prometheus_scrapes_between),
+            (100, 5)
+        );
+        assert_eq!(run.sharing_factor, Some(12.0));
+        assert_eq!(run.interrupt_share_by_cpu(), [100.0, 0.0]);
+        assert_eq!(run.completions_per_interrupt(), Some(2.0));
+        assert_eq!(run.child_runs_per_interrupt(), Some(4.0));
+        assert_eq!(run.share_for_nothing(), Some(0.5));
+        assert_eq!(run.interrupt_seconds_per_io(), Some(2.0));
+        assert_eq!(run.by_disk[0].disk, "nvme1");
+        assert_eq!(
+            (run.by_disk[0].completions, run.by_disk[0].device_io_cqes),
+            (100, 100)
+        );
+        assert!(run.by_disk[0].busy && !run.by_disk[1].busy);
+    }
+
+    #[test]
+    fn in_bypass_the_disks_own_interrupts_are_the_hardware_interrupts() {
+        let run = run(Mode::Bypass);
+        assert_eq!(run.hardware_interrupts, 50);
+        assert_eq!(
+            (run.kernel_vmd_interrupts, run.kernel_nvme_interrupts),
+            (0, 50)
+        );
+        assert_eq!(run.by_disk[1].kernel_interrupts, 25);
+        assert_eq!(run.sharing_factor, None);
+    }
+
+    #[test]
+    fn failed_scrapes_are_counted() {
+        let mut stored = stored();
+        stored.up = vec![series(&[1.0, 1.0, 0.0, 1.0])];
+        let run = measured(Mode::Remap, &stored).unwrap();
+        assert_eq!(
+            (
+                run.prometheus_scrapes_between,
+                run.prometheus_scrapes_failed
+            ),
+            (2, 1)
+        );
+    }
+
+    #[test]
+    fn a_series_that_was_not_there_before_the_load_is_an_error() {
+        let mut stored = stored();
+        stored.completions[0].samples.remove(0);
+        let error = measured(Mode::Remap, &stored).unwrap_err().to_string();
+        assert!(error.contains("no sample"), "{error}");
+        stored.up.clear();
+        assert!(measured(Mode::Remap, &stored).is_err());
+    }
+
+    #[test]
+    fn a_metric_that_is_missing_or_falls_is_an_error() {
+        let fio = Done {
+            reads: vec![100],
+            time: Duration::from_secs(2),
+        };
+        let (before, after) = (readings(Mode::Remap, 0), readings(Mode::Remap, 100));
+        let facts = facts(Mode::Remap);
+        let error = Run::new(&facts, &after, &before, &fio, &stored())
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("fell from"), "{error}");
+        let mut without = after;
+        without
+            .daemon
+            .samples
+            .retain(|sample| sample.name != UNHANDLED);
+        let error = Run::new(&facts, &before, &without, &fio, &stored())
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(&format!("has no {UNHANDLED}")), "{error}");
+    }
 }

@@ -12,7 +12,7 @@ use crate::command::{Background, GuestCommand};
 use crate::controller::Controller;
 use crate::disks::GuestDisk;
 use crate::error::{LabError, Result};
-use crate::fio::{Bound, Done, Load};
+use crate::fio::{Bound, CpuList, Done, Load};
 use crate::guest::{Guest, GuestConfig};
 use crate::interrupt;
 use crate::prometheus::{Prometheus, Target};
@@ -21,6 +21,8 @@ use crate::prometheus::{Prometheus, Target};
 const LABEL: &str = "lab";
 /// The daemon's port in the guest.
 const PORT: u16 = 10973;
+/// Reads in flight on each disk.
+const DEPTH: u32 = 16;
 /// For what takes seconds on an idle host.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -111,15 +113,25 @@ impl<'a> Session<'a> {
         &self.setting
     }
 
-    /// The block devices of the first disks, by serial number.
+    /// The two loads of the experiment: one disk from the first of these CPUs,
+    /// and all disks from all of them.
     #[must_use]
-    pub fn block_devices(&self, count: usize) -> Vec<String> {
-        self.disks
+    pub fn loads(&self, cpus: &CpuList, time: Duration) -> [Load; 2] {
+        let devices: Vec<_> = self
+            .disks
             .iter()
-            .filter_map(|disk| disk.namespaces.first())
-            .take(count)
-            .cloned()
-            .collect()
+            .filter_map(|it| it.namespaces.first())
+            .collect();
+        let load = |count: usize, cpus: CpuList| Load {
+            disks: devices.iter().take(count).copied().cloned().collect(),
+            cpus,
+            depth: DEPTH,
+            bound: Bound::Time(time),
+        };
+        [
+            load(1, cpus.only_first()),
+            load(devices.len(), cpus.clone()),
+        ]
     }
 
     /// Waits until nothing counts any more and reads all counters.
