@@ -1,1 +1,19 @@
-//! Placeholder
+//! What the eBPF programs and user space share: the layout of the maps and the
+//! accounting itself.
+//!
+//! The accounting is plain functions over plain data ([`accounting`]), so the
+//! very code that runs in the kernel is run by ordinary unit tests against a
+//! naive model. What it needs from its surroundings (the clock, the action's
+//! name, a free slot) comes through [`World`].
+
+#![cfg_attr(not(any(test, feature = "model")), no_std)]
+
+pub mod accounting;
+pub mod cells;
+#[cfg(any(test, feature = "model"))]
+pub mod model;
+pub mod names;
+
+pub use accounting::{Taken, World, completion, enter, exit};
+pub use cells::{CpuBank, Frame, LineCell, LineEntry};
+pub use names::{Name, NameTable};

@@ -11,5 +11,12 @@
 //! Nothing above the [`snapshot::Snapshot`] knows aya, nothing below it knows
 //! Prometheus.
 
+pub mod cli;
+pub mod commands;
 pub mod host;
+pub mod logging;
+pub mod metrics;
+pub mod probes;
 pub mod snapshot;
+pub mod uevent;
+pub mod web;

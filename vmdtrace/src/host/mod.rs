@@ -1,4 +1,88 @@
 //! What the host says of itself in `/sys` and `/proc`. Every reader takes its
 //! root directory as an argument, so tests run on captured trees.
+//!
+//! Nothing here needs a privilege, and nothing here reads `/proc/interrupts`:
+//! with many disks and CPUs it is over a hundred megabytes a read.
 
+mod action;
+mod capabilities;
+mod controllers;
+
+mod disks;
+mod files;
+#[cfg(test)]
+pub(crate) mod fixture;
+mod index;
+mod irqs;
+mod mode;
+mod number_list;
+mod pci;
+mod printable;
+#[cfg(test)]
+mod tests;
 pub mod topology;
+mod vmd_ids;
+
+use std::path::PathBuf;
+
+pub use action::Action;
+pub use capabilities::{Capabilities, Capability, capabilities};
+pub use index::{LineOwner, TopologyIndex};
+pub use irqs::max_irq;
+pub use number_list::{NumberList, NumberListError, possible_cpus};
+pub use printable::printable;
+pub use vmd_ids::{VmdId, vmd_id};
+
+use files::Files;
+use topology::Topology;
+
+/// Where `/sys` and `/proc` are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Roots {
+    pub sysfs: PathBuf,
+    pub procfs: PathBuf,
+}
+
+impl Default for Roots {
+    fn default() -> Self {
+        Self {
+            sysfs: "/sys".into(),
+            procfs: "/proc".into(),
+        }
+    }
+}
+
+/// Why a single fact of the host could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// The file or directory could not be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    /// It was read, but not understood.
+    #[error("{}: {what}", path.display())]
+    Nonsense { path: PathBuf, what: String },
+}
+
+/// Reads all VMD controllers and NVMe disks.
+///
+/// A file that is missing leaves its field absent. One that cannot be read, or
+/// holds what it should not, is listed in [`Topology::problems`].
+#[must_use]
+pub fn read(roots: &Roots) -> Topology {
+    let mut files = Files::default();
+    let devices = pci::read(&mut files, roots);
+    let found = disks::find(&mut files, roots, &devices);
+    let mut controllers = controllers::read(&mut files, roots, &devices, &found);
+    let disks = disks::read(&mut files, roots, &devices, found, &mut controllers);
+    let controllers = controllers.into_controllers();
+    irqs::check_directories(&mut files, roots, &controllers, &disks);
+    Topology {
+        controllers,
+        disks,
+        problems: files.into_problems(),
+    }
+}

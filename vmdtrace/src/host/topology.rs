@@ -1,12 +1,41 @@
 //! The data model of a host's VMD controllers and NVMe disks. How it is read
 //! is told in the modules beside this one; nothing here touches a file.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// A PCI address as sysfs writes it, such as `0000:97:00.5` or `10000:01:00.0`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PciAddress(pub String);
+
+impl PciAddress {
+    /// The address, if `text` is one: domain of 4 to 8 hexadecimal digits, bus
+    /// and device of 2, function of 1 (`0` to `7`).
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let hex = |part: &str| {
+            part.bytes()
+                .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+        };
+        let (domain, rest) = text.split_once(':')?;
+        let (bus, rest) = rest.split_once(':')?;
+        let (device, function) = rest.split_once('.')?;
+        let valid = (4..=8).contains(&domain.len())
+            && bus.len() == 2
+            && device.len() == 2
+            && [domain, bus, device].into_iter().all(hex)
+            && matches!(function.as_bytes(), [b'0'..=b'7']);
+        valid.then(|| Self(text.to_owned()))
+    }
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
 
 /// Whether a VMD controller delivers its children's interrupts itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,18 +45,30 @@ pub enum Mode {
     Remap,
     /// Children interrupt the CPUs directly.
     Bypass,
-    /// The sources disagree, or none could be read.
+    /// The sources disagree, none could be read, or the driver is not `vmd`.
     Unknown,
+}
+
+impl Mode {
+    /// As in JSON and metric labels.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Remap => "remap",
+            Self::Bypass => "bypass",
+            Self::Unknown => "unknown",
+        }
+    }
 }
 
 /// One observation that speaks for a mode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Evidence {
-    /// Where it was seen, for example `msi_irqs` or `chip_name`.
+    /// Where it was seen: `msi_irqs`, `actions`, `chip_name` or `driver`.
     pub source: String,
     /// What was seen there.
     pub observed: String,
-    /// The mode it speaks for.
+    /// The mode it speaks for; unknown where it speaks for none.
     pub mode: Mode,
 }
 
@@ -39,8 +80,18 @@ pub enum VectorUse {
     Nvme,
     /// Everything else: ports, hot-plug, error reports (the driver's slow vector).
     Other,
+    /// NVMe queues and everything else: the controller has one usable vector.
+    All,
     /// Allocated but never used by the driver (client parts reserve vector 0).
     Reserved,
+}
+
+impl VectorUse {
+    /// Whether NVMe queues are delivered through it.
+    #[must_use]
+    pub fn serves_nvme(self) -> bool {
+        matches!(self, Self::Nvme | Self::All)
+    }
 }
 
 /// One MSI-X vector of a VMD controller.
@@ -52,30 +103,37 @@ pub struct Vector {
     pub irq: u32,
     #[serde(rename = "use")]
     pub used_for: VectorUse,
-    /// CPUs the interrupt may be delivered to now, as a kernel list (`0-3,8`).
+    /// CPUs the interrupt is delivered to now, as a kernel list (`0-3,8`).
     pub effective_affinity: Option<String>,
 }
 
 /// One interrupt line of a device behind a VMD, or of a disk that is not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Line {
+    /// Linux interrupt number.
     pub irq: u32,
-    /// Name of its action, such as `nvme0q1`; empty while no driver holds it.
-    pub action: Option<String>,
+    /// Names of its actions, such as `nvme0q1`: none while no driver holds it,
+    /// several where it is shared (a disk with a single vector).
+    pub actions: Vec<String>,
+    /// Name of its interrupt chip.
     pub chip: Option<String>,
     /// The VMD vector it is delivered through, where sysfs still tells (to 6.16).
     pub parent_irq: Option<u32>,
+    /// CPUs the interrupt is delivered to now, as a kernel list. A remapped
+    /// child is delivered where its vector is, whatever mask the kernel keeps
+    /// for the child itself: absent where the vector is not known.
     pub effective_affinity: Option<String>,
 }
 
-/// One NVMe queue with an interrupt.
+/// One NVMe queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queue {
     /// Queue id; 0 is the admin queue.
     pub id: u32,
     /// The interrupt line, absent for polled queues.
     pub irq: Option<u32>,
-    /// CPUs that submit to it, as a kernel list.
+    /// CPUs that submit to it, as a kernel list; empty when none does. Absent
+    /// for the admin queue and for a disk without a namespace.
     pub submit_cpus: Option<String>,
 }
 
@@ -93,10 +151,35 @@ pub enum DiskPath {
     Direct,
 }
 
+impl DiskPath {
+    /// As in JSON and metric labels.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::VmdRemap => "vmd-remap",
+            Self::VmdBypass => "vmd-bypass",
+            Self::VmdUnknown => "vmd-unknown",
+            Self::Direct => "direct",
+        }
+    }
+}
+
+impl From<Mode> for DiskPath {
+    /// The path of what is behind a controller in this mode.
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Remap => Self::VmdRemap,
+            Mode::Bypass => Self::VmdBypass,
+            Mode::Unknown => Self::VmdUnknown,
+        }
+    }
+}
+
 /// A namespace of a disk: what the rest of the system calls a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Namespace {
-    /// Block device name, such as `nvme0n1`.
+    /// Block device name, such as `nvme0n1`. With native multipath several
+    /// disks may have the same namespace.
     pub name: String,
     pub size_bytes: Option<u64>,
 }
@@ -110,9 +193,9 @@ pub struct Disk {
     pub path: DiskPath,
     /// The VMD it is behind.
     pub controller: Option<PciAddress>,
-    /// Text from the device, untrusted.
+    /// Text from the device, untrusted: any character may be in it.
     pub model: Option<String>,
-    pub numa_node: Option<i32>,
+    pub numa_node: Option<u32>,
     pub namespaces: Vec<Namespace>,
     pub queues: Vec<Queue>,
     pub lines: Vec<Line>,
@@ -123,11 +206,14 @@ pub struct Disk {
 pub struct Controller {
     pub address: PciAddress,
     pub device_id: Option<u16>,
+    /// The driver that holds it. Unless it is `vmd`, nothing behind the
+    /// controller is visible and the mode is unknown.
+    pub driver: Option<String>,
     /// Name of its vectors' action where it has one: `vmd0`, or `vmd` on 5.10.
     pub action: Option<String>,
     /// PCI domain of its children, such as `10000`.
     pub domain: Option<String>,
-    pub numa_node: Option<i32>,
+    pub numa_node: Option<u32>,
     pub mode: Mode,
     /// Everything that spoke for or against it.
     pub mode_evidence: Vec<Evidence>,
@@ -137,14 +223,16 @@ pub struct Controller {
     pub other_lines: Vec<Line>,
     /// How many interrupt lines its NVMe children have.
     pub child_interrupts: u32,
-    /// `child_interrupts` per vector that serves NVMe; absent in bypass.
+    /// `child_interrupts` per vector that serves NVMe; present in remap only.
     pub sharing_factor: Option<f64>,
 }
 
 /// All controllers and disks of a host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Topology {
+    /// By address.
     pub controllers: Vec<Controller>,
+    /// By number.
     pub disks: Vec<Disk>,
     /// What could not be read, each with its path: never a silent gap.
     pub problems: Vec<String>,

@@ -3,6 +3,10 @@
 //! Snapshots alone. Totals are computed here from their parts, never kept
 //! twice.
 
+pub mod live;
+pub mod probes;
+pub mod source;
+
 use serde::{Deserialize, Serialize};
 
 use crate::host::topology::{DiskPath, PciAddress, Topology};
@@ -63,13 +67,21 @@ impl LineCounts {
     /// a remapping controller has none: at depth 0 it was re-sent by software.
     #[must_use]
     pub fn hardware_interrupts(&self) -> u64 {
-        if self.is_remapped_child() { 0 } else { self.depth0_runs }
+        if self.is_remapped_child() {
+            0
+        } else {
+            self.depth0_runs
+        }
     }
 
     /// Runs of a remapped child outside its vector's handler.
     #[must_use]
     pub fn resent_runs(&self) -> u64 {
-        if self.is_remapped_child() { self.depth0_runs } else { 0 }
+        if self.is_remapped_child() {
+            self.depth0_runs
+        } else {
+            0
+        }
     }
 
     /// All runs of the handler.
@@ -105,6 +117,8 @@ pub struct CpuCounts {
     pub overflowed_runs: u64,
     /// Runs whose action name could not be read.
     pub unreadable_actions: u64,
+    /// Runs of interrupt numbers beyond the line table, of lines watched or not.
+    pub out_of_range_runs: u64,
 }
 
 /// Everything the eBPF programs counted.

@@ -1,0 +1,336 @@
+//! Interrupt accounting: what a handler's entry, its exit and a completion do
+//! to the counters.
+//!
+//! The rules, which the property tests' model states again in its own words:
+//!
+//! - A handler that is running has a frame on its CPU's stack. An exit pops
+//!   the topmost frame of the same line and action; frames above it are stale.
+//! - An exit that finds no frame changes nothing but `unmatched_exits`, and
+//!   that only for a line of ours.
+//! - An entry of a line that is on the stack already means its exit was
+//!   missed: that frame and all above it are stale. An entry of a VMD vector
+//!   makes every frame stale: vectors do not nest.
+//! - Stale frames are dropped and counted in `lost_frames`; completions they
+//!   held go to `completions_outside`, so none is lost.
+//! - An entry on a full stack is counted in `overflowed_runs` and not tracked.
+//! - A run is counted at its exit.
+
+use crate::{
+    cells::{
+        CpuBank, Frame, LineCell, LineEntry, MAX_DEPTH, MAX_NAMES_PER_IRQ, NO_SLOT, kind, state,
+    },
+    names::Name,
+};
+
+/// Answer to [`World::take_slot`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    Slot(u32),
+    /// None is left.
+    Empty,
+    /// None could be had now; another try may.
+    Busy,
+}
+
+/// What the accounting needs of its surroundings.
+pub trait World {
+    /// Time in nanoseconds; any constant if times are not wanted.
+    fn now(&mut self) -> u64;
+    /// This CPU's number.
+    fn cpu(&mut self) -> u32;
+    /// `kstat.irqs_sum` of this CPU: it rises once for each interrupt that the
+    /// kernel counts. None where it cannot be read.
+    fn irqs_sum(&mut self) -> Option<u64>;
+    /// Name of an irqaction.
+    fn name(&mut self, action: u64) -> Option<Name>;
+    /// Kind of line that a name stands for.
+    fn classify(&mut self, name: &Name) -> u32;
+    fn take_slot(&mut self) -> Taken;
+    fn cell(&mut self, slot: u32) -> Option<&mut LineCell>;
+    /// A line of ours found no free slot.
+    fn no_slot(&mut self, irq: u32, name: &Name);
+}
+
+/// A handler starts.
+#[inline(always)]
+pub fn enter<W: World>(
+    bank: &mut CpuBank,
+    entry: &mut LineEntry,
+    world: &mut W,
+    irq: u32,
+    action: u64,
+) {
+    let in_vector = innermost_kind(bank) == kind::VMD_VECTOR;
+    let known = entry.action == action
+        && entry.generation == bank.generation
+        && entry.state != state::UNKNOWN
+        // Seen before outside a vector: inside one it is a child.
+        && !(in_vector && entry.state == state::NOT_OURS);
+    if !known {
+        learn(bank, entry, world, irq, action, in_vector);
+    }
+    let slot = match entry.state {
+        state::ASSIGNED => entry.slot,
+        state::UNASSIGNED => {
+            bank.unassigned_runs += 1;
+            NO_SLOT
+        }
+        _ => return,
+    };
+
+    let stale_from = if entry.kind == kind::VMD_VECTOR {
+        0
+    } else {
+        position(bank, irq, action)
+    };
+    drop_frames(bank, stale_from);
+    if bank.depth >= MAX_DEPTH {
+        bank.overflowed_runs += 1;
+        return;
+    }
+    let repeated = bank.depth == 0 && slot != NO_SLOT && is_repeat(world, slot, action);
+    let depth = bank.depth;
+    let start_ns = world.now();
+    bank.frames[index_of(depth)] = Frame {
+        action,
+        start_ns,
+        irq,
+        slot,
+        kind: entry.kind,
+        repeated: u32::from(repeated),
+        ..Frame::default()
+    };
+    bank.depth = depth + 1;
+}
+
+/// A handler returned; `handled` is false for `IRQ_NONE`.
+#[inline(always)]
+pub fn exit<W: World>(
+    bank: &mut CpuBank,
+    entry: &LineEntry,
+    world: &mut W,
+    irq: u32,
+    action: u64,
+    handled: bool,
+) {
+    let at = position(bank, irq, action);
+    if at >= bank.depth {
+        let ours = entry.state == state::ASSIGNED || entry.state == state::UNASSIGNED;
+        if ours && entry.action == action {
+            bank.unmatched_exits += 1;
+        }
+        return;
+    }
+    drop_frames(bank, at + 1);
+    bank.depth = at;
+    let frame = bank.frames[index_of(at)];
+    let inclusive_ns = world.now().saturating_sub(frame.start_ns);
+    let unhandled = u32::from(!handled);
+
+    let mut parent_slot = NO_SLOT;
+    if at == 0 {
+        bank.interrupt_ns += inclusive_ns;
+        bank.depth0_runs += 1;
+    } else {
+        let parent = &mut bank.frames[index_of(at - 1)];
+        parent.nested_ns += inclusive_ns;
+        if parent.kind == kind::VMD_VECTOR {
+            parent.child_runs += 1;
+            parent.child_unhandled_runs += unhandled;
+            parent.child_completions += frame.completions;
+            parent_slot = parent.slot;
+        }
+    }
+
+    if frame.slot == NO_SLOT {
+        bank.unassigned_completions += u64::from(frame.completions);
+        return;
+    }
+    let Some(cell) = world.cell(frame.slot) else {
+        return;
+    };
+    if at == 0 {
+        cell.depth0_runs += 1;
+        cell.repeated_runs += u64::from(frame.repeated);
+    } else {
+        cell.nested_runs += 1;
+        if parent_slot != NO_SLOT {
+            cell.parent = parent_slot + 1;
+        }
+    }
+    cell.unhandled_runs += u64::from(unhandled);
+    cell.inclusive_ns += inclusive_ns;
+    cell.self_ns += inclusive_ns.saturating_sub(frame.nested_ns);
+    cell.completions += u64::from(frame.completions);
+    if frame.kind == kind::VMD_VECTOR {
+        cell.child_runs += u64::from(frame.child_runs);
+        cell.child_unhandled_runs += u64::from(frame.child_unhandled_runs);
+        cell.child_completions += u64::from(frame.child_completions);
+    }
+}
+
+/// An NVMe completion was taken from its queue. Returns true if that happened
+/// outside any tracked handler: the caller then adds 1 to
+/// `completions_outside` atomically, because task context may be interrupted
+/// by another completion of the same CPU.
+#[inline(always)]
+#[must_use]
+pub fn completion(bank: &mut CpuBank) -> bool {
+    let depth = bank.depth;
+    if depth == 0 {
+        return true;
+    }
+    bank.frames[index_of(depth - 1)].completions += 1;
+    false
+}
+
+/// Index of the frame at a depth. The mask spares the verifier, and the
+/// compiler a panic: depths are below MAX_DEPTH, a power of two.
+#[inline(always)]
+fn index_of(depth: u32) -> usize {
+    (depth & (MAX_DEPTH - 1)) as usize
+}
+
+#[inline(always)]
+fn innermost_kind(bank: &CpuBank) -> u32 {
+    match bank.depth {
+        0 => kind::NONE,
+        depth => bank.frames[index_of(depth - 1)].kind,
+    }
+}
+
+/// Index of the topmost frame of this line and action; the depth if there is none.
+#[inline(always)]
+fn position(bank: &CpuBank, irq: u32, action: u64) -> u32 {
+    let depth = bank.depth;
+    let mut found = depth;
+    let mut index = 0;
+    while index < MAX_DEPTH {
+        let frame = &bank.frames[index_of(index)];
+        if index < depth && frame.irq == irq && frame.action == action {
+            found = index;
+        }
+        index += 1;
+    }
+    found
+}
+
+/// Drops the frames from `from` upwards as stale.
+#[inline(always)]
+fn drop_frames(bank: &mut CpuBank, from: u32) {
+    if from >= bank.depth {
+        return;
+    }
+    let mut index = 0;
+    while index < MAX_DEPTH {
+        if index >= from && index < bank.depth {
+            bank.lost_frames += 1;
+            bank.completions_outside += u64::from(bank.frames[index_of(index)].completions);
+        }
+        index += 1;
+    }
+    bank.depth = from;
+}
+
+/// Whether a depth-0 run repeats the one before without a new interrupt: the
+/// kernel's edge handler calls the handlers again while the line is pending
+/// (kernel/irq/chip.c, handle_edge_irq) and counts that only once.
+#[inline(always)]
+fn is_repeat<W: World>(world: &mut W, slot: u32, action: u64) -> bool {
+    let Some(irqs_sum) = world.irqs_sum() else {
+        return false;
+    };
+    let cpu = world.cpu() + 1;
+    let Some(cell) = world.cell(slot) else {
+        return false;
+    };
+    let repeat =
+        cell.last_cpu == cpu && cell.last_irqs_sum == irqs_sum && cell.last_action == action;
+    cell.last_cpu = cpu;
+    cell.last_irqs_sum = irqs_sum;
+    cell.last_action = action;
+    repeat
+}
+
+/// Finds out what an interrupt number stands for now. The entry is marked last.
+#[inline(always)]
+fn learn<W: World>(
+    bank: &mut CpuBank,
+    entry: &mut LineEntry,
+    world: &mut W,
+    irq: u32,
+    action: u64,
+    in_vector: bool,
+) {
+    entry.state = state::UNKNOWN;
+    entry.action = action;
+    entry.generation = bank.generation;
+    let Some(name) = world.name(action) else {
+        bank.unreadable_actions += 1;
+        return;
+    };
+    // A name keeps its slot, and its kind: a child re-sent outside its vector is
+    // still a child.
+    let mut link = entry.newest;
+    let mut names = 0;
+    while names < MAX_NAMES_PER_IRQ {
+        if link == 0 {
+            break;
+        }
+        let Some(cell) = world.cell(link - 1) else {
+            break;
+        };
+        if cell.name == name {
+            entry.slot = link - 1;
+            entry.kind = cell.kind;
+            entry.state = state::ASSIGNED;
+            return;
+        }
+        link = cell.next;
+        names += 1;
+    }
+
+    let kind = match world.classify(&name) {
+        kind::NONE if !in_vector => {
+            entry.state = state::NOT_OURS;
+            return;
+        }
+        kind::NONE => kind::OTHER_CHILD,
+        // A watched name inside a vector is a child like any other.
+        kind::WATCHED if in_vector => kind::OTHER_CHILD,
+        named => named,
+    };
+
+    entry.kind = kind;
+    let taken = if names < MAX_NAMES_PER_IRQ {
+        world.take_slot()
+    } else {
+        Taken::Empty
+    };
+    match taken {
+        Taken::Slot(slot) => {
+            let Some(cell) = world.cell(slot) else { return };
+            cell.irq = irq;
+            cell.kind = kind;
+            cell.next = entry.newest;
+            cell.name = name;
+            cell.ready = 1;
+            entry.newest = slot + 1;
+            entry.slot = slot;
+            entry.state = state::ASSIGNED;
+        }
+        Taken::Empty => {
+            entry.state = state::UNASSIGNED;
+            world.no_slot(irq, &name);
+        }
+        Taken::Busy => {
+            entry.state = state::UNASSIGNED;
+            // Of no generation: the next run tries again.
+            entry.generation = bank.generation.wrapping_sub(1);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "accounting_tests.rs"]
+mod tests;

@@ -1,0 +1,414 @@
+//! The accounting against the naive model, and its rules one by one.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::{self, Event, IRQS, Model, any_stream};
+
+/// The accounting with tables of its own, as a program has maps.
+struct Machine {
+    banks: Vec<CpuBank>,
+    entries: Vec<LineEntry>,
+    cells: Vec<LineCell>,
+    free: Vec<u32>,
+    busy: bool,
+    now: u64,
+    /// What the kernel would answer; kept by the model.
+    names: Vec<Option<&'static str>>,
+    irqs_sum: Option<u64>,
+    cpu: u32,
+    without_slot: Vec<u32>,
+}
+
+struct Tables<'a> {
+    machine: &'a mut Machine,
+}
+
+impl World for Tables<'_> {
+    fn now(&mut self) -> u64 {
+        self.machine.now += 10;
+        self.machine.now
+    }
+
+    fn cpu(&mut self) -> u32 {
+        self.machine.cpu
+    }
+
+    fn irqs_sum(&mut self) -> Option<u64> {
+        self.machine.irqs_sum
+    }
+
+    fn name(&mut self, action: u64) -> Option<Name> {
+        self.machine.names[action as usize].map(|name| Name::new(name.as_bytes()))
+    }
+
+    fn classify(&mut self, name: &Name) -> u32 {
+        model::kind_of(&String::from_utf8(name.bytes().collect()).unwrap())
+    }
+
+    fn take_slot(&mut self) -> Taken {
+        if std::mem::take(&mut self.machine.busy) {
+            return Taken::Busy;
+        }
+        self.machine.free.pop().map_or(Taken::Empty, Taken::Slot)
+    }
+
+    fn cell(&mut self, slot: u32) -> Option<&mut LineCell> {
+        self.machine.cells.get_mut(slot as usize)
+    }
+
+    fn no_slot(&mut self, irq: u32, _: &Name) {
+        self.machine.without_slot.push(irq);
+    }
+}
+
+impl Machine {
+    fn new(cpus: usize, slots: u32) -> Self {
+        Self {
+            banks: vec![CpuBank::default(); cpus],
+            entries: vec![LineEntry::default(); IRQS as usize + 1],
+            cells: vec![LineCell::default(); slots as usize],
+            free: (0..slots).collect(),
+            busy: false,
+            now: 0,
+            names: vec![None; model::ACTIONS],
+            irqs_sum: None,
+            cpu: 0,
+            without_slot: Vec::new(),
+        }
+    }
+
+    fn feed(&mut self, cpu: usize, event: &Event) {
+        self.cpu = cpu as u32;
+        let mut bank = self.banks[cpu];
+        match *event {
+            Event::Enter { irq, action } => {
+                let mut entry = self.entries[irq as usize];
+                enter(
+                    &mut bank,
+                    &mut entry,
+                    &mut Tables { machine: self },
+                    irq,
+                    action as u64,
+                );
+                self.entries[irq as usize] = entry;
+            }
+            Event::Exit {
+                irq,
+                action,
+                handled,
+            } => {
+                let entry = self.entries[irq as usize];
+                exit(
+                    &mut bank,
+                    &entry,
+                    &mut Tables { machine: self },
+                    irq,
+                    action as u64,
+                    handled,
+                );
+            }
+            Event::Completion => bank.completions_outside += u64::from(completion(&mut bank)),
+            Event::NewGeneration => {
+                for bank in &mut self.banks {
+                    bank.generation += 1;
+                }
+                return;
+            }
+            Event::Rename { action, name } => self.names[action] = name,
+            Event::Counted => {}
+        }
+        self.banks[cpu] = bank;
+    }
+
+    fn run(&mut self, events: &[Event]) {
+        for event in events {
+            self.feed(0, event);
+        }
+    }
+}
+
+fn assert_equal(machine: &Machine, model: &Model) -> Result<(), TestCaseError> {
+    let taken = machine.cells.iter().filter(|cell| cell.ready != 0).count();
+    prop_assert_eq!(taken, model.lines.len());
+    for ((irq, name), expected) in &model.lines {
+        let wanted = Name::new(name.as_bytes());
+        let mut cells = machine
+            .cells
+            .iter()
+            .filter(|cell| cell.ready != 0 && cell.irq == *irq && cell.name == wanted);
+        let cell = cells
+            .next()
+            .ok_or_else(|| TestCaseError::fail(format!("no cell for {irq} {name}")))?;
+        prop_assert!(cells.next().is_none(), "two cells for {} {}", irq, name);
+        let parent = cell.parent.checked_sub(1).map(|slot| {
+            let parent = &machine.cells[slot as usize];
+            (
+                parent.irq,
+                String::from_utf8(parent.name.bytes().collect()).unwrap(),
+            )
+        });
+        let seen = model::Line {
+            kind: cell.kind,
+            depth0_runs: cell.depth0_runs,
+            nested_runs: cell.nested_runs,
+            unhandled_runs: cell.unhandled_runs,
+            repeated_runs: cell.repeated_runs,
+            completions: cell.completions,
+            child_runs: cell.child_runs,
+            child_unhandled_runs: cell.child_unhandled_runs,
+            child_completions: cell.child_completions,
+            parent,
+        };
+        prop_assert_eq!(&seen, expected, "line {} {}", irq, name);
+    }
+    for (bank, expected) in machine.banks.iter().zip(&model.cpus) {
+        let seen = model::Cpu {
+            depth0_runs: bank.depth0_runs,
+            completions_outside: bank.completions_outside,
+            unassigned_runs: bank.unassigned_runs,
+            unassigned_completions: bank.unassigned_completions,
+            lost_frames: bank.lost_frames,
+            unmatched_exits: bank.unmatched_exits,
+            overflowed_runs: bank.overflowed_runs,
+            unreadable_actions: bank.unreadable_actions,
+        };
+        prop_assert_eq!(&seen, expected);
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn accounting_equals_the_naive_model(
+        stream in any_stream(3, 40),
+        slots in 0..12u32,
+        sees_counts in any::<bool>(),
+    ) {
+        let mut machine = Machine::new(3, slots);
+        let mut model = Model::new(3, slots as usize, sees_counts);
+        for (cpu, event) in &stream {
+            model.feed(*cpu, event);
+            machine.irqs_sum = model.irqs_sum(*cpu);
+            machine.feed(*cpu, event);
+        }
+        assert_equal(&machine, &model)?;
+    }
+
+    #[test]
+    fn time_is_counted_once(stream in any_stream(2, 40)) {
+        let mut machine = Machine::new(2, 64);
+        for (cpu, event) in &stream {
+            machine.feed(*cpu, event);
+        }
+        let lost: u64 = machine.banks.iter().map(|bank| bank.lost_frames + bank.unassigned_runs).sum();
+        let open: u64 = machine.banks.iter().map(|bank| u64::from(bank.depth)).sum();
+        let self_ns: u64 = machine.cells.iter().map(|cell| cell.self_ns).sum();
+        let outermost: u64 = machine.banks.iter().map(|bank| bank.interrupt_ns).sum();
+        if lost == 0 && open == 0 {
+            prop_assert_eq!(self_ns, outermost);
+        }
+    }
+}
+
+fn named(names: &[&'static str]) -> Machine {
+    let mut machine = Machine::new(1, 16);
+    for (action, name) in names.iter().enumerate() {
+        machine.feed(
+            0,
+            &Event::Rename {
+                action,
+                name: Some(name),
+            },
+        );
+    }
+    machine
+}
+
+fn enter_line(irq: u32, action: usize) -> Event {
+    Event::Enter { irq, action }
+}
+
+fn exit_line(irq: u32, action: usize, handled: bool) -> Event {
+    Event::Exit {
+        irq,
+        action,
+        handled,
+    }
+}
+
+fn cell_of<'a>(machine: &'a Machine, irq: u32, name: &str) -> &'a LineCell {
+    let wanted = Name::new(name.as_bytes());
+    machine
+        .cells
+        .iter()
+        .find(|cell| cell.ready != 0 && cell.irq == irq && cell.name == wanted)
+        .unwrap()
+}
+
+#[test]
+fn a_vector_with_two_children() {
+    let mut machine = named(&["vmd0", "nvme0q1", "nvme1q1"]);
+    machine.run(&[
+        enter_line(1, 0),
+        enter_line(2, 1),
+        Event::Completion,
+        Event::Completion,
+        exit_line(2, 1, true),
+        enter_line(3, 2),
+        exit_line(3, 2, false),
+        exit_line(1, 0, true),
+    ]);
+    let vector = cell_of(&machine, 1, "vmd0");
+    assert_eq!((vector.depth0_runs, vector.nested_runs), (1, 0));
+    assert_eq!(
+        (
+            vector.child_runs,
+            vector.child_unhandled_runs,
+            vector.child_completions
+        ),
+        (2, 1, 2)
+    );
+    // Clock ticks of 10: the vector's six readings span 50, its children took 10 each.
+    assert_eq!((vector.inclusive_ns, vector.self_ns), (50, 30));
+    let busy = cell_of(&machine, 2, "nvme0q1");
+    assert_eq!(
+        (
+            busy.depth0_runs,
+            busy.nested_runs,
+            busy.completions,
+            busy.unhandled_runs
+        ),
+        (0, 1, 2, 0)
+    );
+    assert_eq!(cell_of(&machine, 3, "nvme1q1").unhandled_runs, 1);
+    assert_eq!(machine.banks[0].interrupt_ns, 50);
+}
+
+#[test]
+fn a_lost_exit_heals_and_loses_no_completion() {
+    let mut machine = named(&["vmd0", "nvme0q1"]);
+    machine.run(&[enter_line(1, 0), enter_line(2, 1), Event::Completion]);
+    machine.run(&[enter_line(1, 0), exit_line(1, 0, true)]);
+    let bank = &machine.banks[0];
+    assert_eq!(
+        (bank.lost_frames, bank.completions_outside, bank.depth),
+        (2, 1, 0)
+    );
+    assert_eq!(cell_of(&machine, 1, "vmd0").depth0_runs, 1);
+}
+
+#[test]
+fn a_port_is_a_child_whatever_its_name_and_stays_one_when_resent() {
+    let mut machine = named(&["vmd0", "pciehp"]);
+    machine.run(&[enter_line(2, 1), exit_line(2, 1, true)]);
+    assert!(
+        machine.cells.iter().all(|cell| cell.ready == 0),
+        "not ours outside a vector"
+    );
+    machine.run(&[
+        enter_line(1, 0),
+        enter_line(2, 1),
+        exit_line(2, 1, true),
+        exit_line(1, 0, true),
+    ]);
+    machine.run(&[
+        Event::NewGeneration,
+        enter_line(2, 1),
+        exit_line(2, 1, true),
+    ]);
+    let port = cell_of(&machine, 2, "pciehp");
+    assert_eq!(
+        (port.kind, port.nested_runs, port.depth0_runs),
+        (kind::OTHER_CHILD, 1, 1)
+    );
+}
+
+#[test]
+fn a_reused_address_is_noticed_in_a_new_generation_only() {
+    let mut machine = named(&["nvme0q1"]);
+    machine.run(&[enter_line(1, 0), exit_line(1, 0, true)]);
+    machine.run(&[
+        Event::Rename {
+            action: 0,
+            name: Some("eth0-tx-1"),
+        },
+        enter_line(1, 0),
+        exit_line(1, 0, true),
+    ]);
+    assert_eq!(
+        cell_of(&machine, 1, "nvme0q1").depth0_runs,
+        2,
+        "same address, same generation"
+    );
+    machine.run(&[
+        Event::NewGeneration,
+        enter_line(1, 0),
+        exit_line(1, 0, true),
+    ]);
+    assert_eq!(cell_of(&machine, 1, "nvme0q1").depth0_runs, 2);
+    machine.run(&[
+        Event::Rename {
+            action: 0,
+            name: Some("nvme0q1"),
+        },
+        Event::NewGeneration,
+    ]);
+    machine.run(&[enter_line(1, 0), exit_line(1, 0, true)]);
+    assert_eq!(
+        cell_of(&machine, 1, "nvme0q1").depth0_runs,
+        3,
+        "the name has its slot back"
+    );
+}
+
+#[test]
+fn no_slot_is_said_once_counted_always_and_keeps_the_nesting() {
+    let mut machine = named(&["vmd0", "nvme0q1"]);
+    machine.free = vec![0];
+    machine.run(&[enter_line(2, 1), exit_line(2, 1, true)]);
+    for _ in 0..3 {
+        machine.run(&[
+            enter_line(1, 0),
+            enter_line(2, 1),
+            Event::Completion,
+            exit_line(2, 1, true),
+            exit_line(1, 0, true),
+        ]);
+    }
+    assert_eq!(machine.without_slot, [1]);
+    assert_eq!(machine.banks[0].unassigned_runs, 3);
+    let child = cell_of(&machine, 2, "nvme0q1");
+    assert_eq!(
+        (child.depth0_runs, child.nested_runs, child.completions),
+        (1, 3, 3)
+    );
+}
+
+#[test]
+fn a_busy_slot_queue_is_asked_again() {
+    let mut machine = named(&["nvme0q1"]);
+    machine.busy = true;
+    machine.run(&[
+        enter_line(1, 0),
+        exit_line(1, 0, true),
+        enter_line(1, 0),
+        exit_line(1, 0, true),
+    ]);
+    assert_eq!(machine.banks[0].unassigned_runs, 1);
+    assert_eq!(cell_of(&machine, 1, "nvme0q1").depth0_runs, 1);
+    assert!(machine.without_slot.is_empty());
+}
+
+#[test]
+fn a_repeat_is_a_run_without_a_count_on_the_same_cpu() {
+    let mut machine = named(&["vmd0"]);
+    for sum in [5, 5, 6] {
+        machine.irqs_sum = Some(sum);
+        machine.run(&[enter_line(1, 0), exit_line(1, 0, true)]);
+    }
+    let vector = cell_of(&machine, 1, "vmd0");
+    assert_eq!((vector.depth0_runs, vector.repeated_runs), (3, 1));
+}

@@ -1,0 +1,445 @@
+//! A naive model of the accounting, for tests: strings, vectors and hash maps
+//! instead of slots, banks and frames, and the rules told once more from the
+//! user's side. The accounting is right where both agree on random streams.
+
+use std::collections::{BTreeMap, HashMap};
+
+use proptest::prelude::*;
+
+use crate::cells::kind;
+
+/// Number of made-up actions in a stream.
+pub const ACTIONS: usize = 10;
+/// Interrupt numbers in a stream: 1 to this.
+pub const IRQS: u32 = 8;
+
+/// Names an action may have. Some are re-used by several actions.
+pub const NAMES: [&str; 9] = [
+    "vmd0",
+    "vmd1",
+    "vmd",
+    "nvme0q0",
+    "nvme0q1",
+    "nvme12q3",
+    "pciehp",
+    "eth0-tx-1",
+    "virtio1-req.0",
+];
+
+/// What can happen on a CPU.
+#[derive(Clone, Debug)]
+pub enum Event {
+    Enter {
+        irq: u32,
+        action: usize,
+    },
+    Exit {
+        irq: u32,
+        action: usize,
+        handled: bool,
+    },
+    Completion,
+    /// Devices came or went.
+    NewGeneration,
+    /// The action's memory now holds another action (None: unreadable).
+    Rename {
+        action: usize,
+        name: Option<&'static str>,
+    },
+    /// The kernel counted an interrupt on this CPU.
+    Counted,
+}
+
+/// Kind that a name stands for by itself, as the tests' name table has it:
+/// VMD vectors, NVMe queues, and `virtio*` watched.
+#[must_use]
+pub fn kind_of(name: &str) -> u32 {
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if let Some(rest) = name.strip_prefix("vmd")
+        && (rest.is_empty() || digits(rest))
+    {
+        return kind::VMD_VECTOR;
+    }
+    if let Some((disk, queue)) = name
+        .strip_prefix("nvme")
+        .and_then(|rest| rest.split_once('q'))
+        && digits(disk)
+        && digits(queue)
+    {
+        return kind::NVME;
+    }
+    if name.starts_with("virtio") {
+        kind::WATCHED
+    } else {
+        kind::NONE
+    }
+}
+
+/// Counters of one line, by what they mean.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Line {
+    pub kind: u32,
+    pub depth0_runs: u64,
+    pub nested_runs: u64,
+    pub unhandled_runs: u64,
+    pub repeated_runs: u64,
+    pub completions: u64,
+    pub child_runs: u64,
+    pub child_unhandled_runs: u64,
+    pub child_completions: u64,
+    /// The VMD vector it last ran in.
+    pub parent: Option<(u32, String)>,
+}
+
+/// Counters of one CPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cpu {
+    pub depth0_runs: u64,
+    pub completions_outside: u64,
+    pub unassigned_runs: u64,
+    pub unassigned_completions: u64,
+    pub lost_frames: u64,
+    pub unmatched_exits: u64,
+    pub overflowed_runs: u64,
+    pub unreadable_actions: u64,
+}
+
+type LineKey = (u32, String);
+
+#[derive(Clone, Debug)]
+struct Running {
+    irq: u32,
+    action: usize,
+    kind: u32,
+    /// None: no slot was free.
+    line: Option<LineKey>,
+    repeated: bool,
+    completions: u64,
+    children: Vec<Child>,
+}
+
+#[derive(Clone, Debug)]
+struct Child {
+    handled: bool,
+    completions: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Belief {
+    Unreadable,
+    NotOurs,
+    Ours(Option<LineKey>, u32),
+}
+
+/// The model: feed it events, compare its counters.
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub lines: BTreeMap<LineKey, Line>,
+    pub cpus: Vec<Cpu>,
+    stacks: Vec<Vec<Running>>,
+    names: Vec<Option<&'static str>>,
+    beliefs: HashMap<u32, (usize, u32, Belief)>,
+    generation: u32,
+    /// Whether the kernel's interrupt count can be read.
+    counted: Option<Vec<u64>>,
+    previous: HashMap<LineKey, (usize, u64, usize)>,
+    slots: usize,
+    max_depth: usize,
+    max_names: usize,
+}
+
+impl Model {
+    /// A machine with `cpus` CPUs and `slots` free slots. `sees_counts` tells
+    /// whether the kernel's interrupt counts can be read.
+    #[must_use]
+    pub fn new(cpus: usize, slots: usize, sees_counts: bool) -> Self {
+        Self {
+            lines: BTreeMap::new(),
+            cpus: vec![Cpu::default(); cpus],
+            stacks: vec![Vec::new(); cpus],
+            names: vec![None; ACTIONS],
+            beliefs: HashMap::new(),
+            generation: 0,
+            counted: sees_counts.then(|| vec![0; cpus]),
+            previous: HashMap::new(),
+            slots,
+            max_depth: crate::cells::MAX_DEPTH as usize,
+            max_names: crate::cells::MAX_NAMES_PER_IRQ as usize,
+        }
+    }
+
+    /// What an action's memory holds now.
+    #[must_use]
+    pub fn name(&self, action: usize) -> Option<&'static str> {
+        self.names[action]
+    }
+
+    /// The kernel's interrupt count of a CPU.
+    #[must_use]
+    pub fn irqs_sum(&self, cpu: usize) -> Option<u64> {
+        self.counted.as_ref().map(|counts| counts[cpu])
+    }
+
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    pub fn feed(&mut self, cpu: usize, event: &Event) {
+        match *event {
+            Event::Enter { irq, action } => self.enter(cpu, irq, action),
+            Event::Exit {
+                irq,
+                action,
+                handled,
+            } => self.exit(cpu, irq, action, handled),
+            Event::Completion => match self.stacks[cpu].last_mut() {
+                Some(running) => running.completions += 1,
+                None => self.cpus[cpu].completions_outside += 1,
+            },
+            Event::NewGeneration => self.generation += 1,
+            Event::Rename { action, name } => self.names[action] = name,
+            Event::Counted => {
+                if let Some(counts) = &mut self.counted {
+                    counts[cpu] += 1;
+                }
+            }
+        }
+    }
+
+    fn enter(&mut self, cpu: usize, irq: u32, action: usize) {
+        let in_vector = self.stacks[cpu]
+            .last()
+            .is_some_and(|running| running.kind == kind::VMD_VECTOR);
+        let belief = match self.beliefs.get(&irq) {
+            Some((known, generation, belief))
+                if *known == action
+                    && *generation == self.generation
+                    && !matches!(belief, Belief::Unreadable)
+                    && !(in_vector && matches!(belief, Belief::NotOurs)) =>
+            {
+                belief.clone()
+            }
+            _ => {
+                let belief = self.believe(irq, action, in_vector);
+                self.beliefs
+                    .insert(irq, (action, self.generation, belief.clone()));
+                belief
+            }
+        };
+        let (line, kind) = match belief {
+            Belief::Unreadable => {
+                self.cpus[cpu].unreadable_actions += 1;
+                return;
+            }
+            Belief::NotOurs => return,
+            Belief::Ours(line, kind) => (line, kind),
+        };
+        if line.is_none() {
+            self.cpus[cpu].unassigned_runs += 1;
+        }
+        let stale = if kind == kind::VMD_VECTOR {
+            Some(0)
+        } else {
+            self.stacks[cpu]
+                .iter()
+                .rposition(|running| running.irq == irq && running.action == action)
+        };
+        if let Some(from) = stale {
+            self.forget(cpu, from);
+        }
+        if self.stacks[cpu].len() == self.max_depth {
+            self.cpus[cpu].overflowed_runs += 1;
+            return;
+        }
+        let mut repeated = false;
+        if let (true, Some(counts), Some(line)) =
+            (self.stacks[cpu].is_empty(), &self.counted, &line)
+        {
+            let now = (cpu, counts[cpu], action);
+            repeated = self.previous.insert(line.clone(), now) == Some(now);
+        }
+        self.stacks[cpu].push(Running {
+            irq,
+            action,
+            kind,
+            line,
+            repeated,
+            completions: 0,
+            children: Vec::new(),
+        });
+    }
+
+    fn believe(&mut self, irq: u32, action: usize, in_vector: bool) -> Belief {
+        let Some(name) = self.names[action] else {
+            return Belief::Unreadable;
+        };
+        let key = (irq, name.to_owned());
+        if let Some(line) = self.lines.get(&key) {
+            return Belief::Ours(Some(key), line.kind);
+        }
+        let kind = match kind_of(name) {
+            kind::VMD_VECTOR => kind::VMD_VECTOR,
+            kind::NVME => kind::NVME,
+            _ if in_vector => kind::OTHER_CHILD,
+            kind::WATCHED => kind::WATCHED,
+            _ => return Belief::NotOurs,
+        };
+        let names = self.lines.keys().filter(|(known, _)| *known == irq).count();
+        if names == self.max_names || self.lines.len() == self.slots {
+            return Belief::Ours(None, kind);
+        }
+        self.lines.insert(
+            key.clone(),
+            Line {
+                kind,
+                ..Line::default()
+            },
+        );
+        Belief::Ours(Some(key), kind)
+    }
+
+    fn exit(&mut self, cpu: usize, irq: u32, action: usize, handled: bool) {
+        let found = self.stacks[cpu]
+            .iter()
+            .rposition(|running| running.irq == irq && running.action == action);
+        let Some(at) = found else {
+            if let Some((known, _, Belief::Ours(..))) = self.beliefs.get(&irq)
+                && *known == action
+            {
+                self.cpus[cpu].unmatched_exits += 1;
+            }
+            return;
+        };
+        self.forget(cpu, at + 1);
+        let Some(run) = self.stacks[cpu].pop() else {
+            return;
+        };
+        let mut parent = None;
+        match self.stacks[cpu].last_mut() {
+            None => self.cpus[cpu].depth0_runs += 1,
+            Some(outer) if outer.kind == kind::VMD_VECTOR => {
+                outer.children.push(Child {
+                    handled,
+                    completions: run.completions,
+                });
+                parent.clone_from(&outer.line);
+            }
+            Some(_) => {}
+        }
+        let nested = !self.stacks[cpu].is_empty();
+        let Some(key) = run.line else {
+            self.cpus[cpu].unassigned_completions += run.completions;
+            return;
+        };
+        let Some(line) = self.lines.get_mut(&key) else {
+            return;
+        };
+        if nested {
+            line.nested_runs += 1;
+        } else {
+            line.depth0_runs += 1;
+            line.repeated_runs += u64::from(run.repeated);
+        }
+        if parent.is_some() {
+            line.parent = parent;
+        }
+        line.unhandled_runs += u64::from(!handled);
+        line.completions += run.completions;
+        line.child_runs += run.children.len() as u64;
+        line.child_unhandled_runs +=
+            run.children.iter().filter(|child| !child.handled).count() as u64;
+        line.child_completions += run
+            .children
+            .iter()
+            .map(|child| child.completions)
+            .sum::<u64>();
+    }
+
+    fn forget(&mut self, cpu: usize, from: usize) {
+        while self.stacks[cpu].len() > from {
+            if let Some(stale) = self.stacks[cpu].pop() {
+                self.cpus[cpu].lost_frames += 1;
+                self.cpus[cpu].completions_outside += stale.completions;
+            }
+        }
+    }
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    let irq = 1..=IRQS;
+    let action = 0..ACTIONS;
+    prop_oneof![
+        8 => (irq.clone(), action.clone()).prop_map(|(irq, action)| Event::Enter { irq, action }),
+        8 => (irq, action.clone(), any::<bool>())
+            .prop_map(|(irq, action, handled)| Event::Exit { irq, action, handled }),
+        3 => Just(Event::Completion),
+        1 => Just(Event::NewGeneration),
+        1 => (action, any_name()).prop_map(|(action, name)| Event::Rename { action, name }),
+        2 => Just(Event::Counted),
+    ]
+}
+
+fn any_name() -> impl Strategy<Value = Option<&'static str>> {
+    prop_oneof![20 => (0..NAMES.len()).prop_map(|index| Some(NAMES[index])), 1 => Just(None)]
+}
+
+/// A vector's run as the kernel makes it, with children and completions.
+fn any_vector_run() -> impl Strategy<Value = Vec<Event>> {
+    let child = (1..=IRQS, 0..ACTIONS, any::<bool>(), 0..3usize).prop_map(
+        |(irq, action, handled, completions)| {
+            let mut events = vec![Event::Enter { irq, action }];
+            events.extend(std::iter::repeat_n(Event::Completion, completions));
+            events.push(Event::Exit {
+                irq,
+                action,
+                handled,
+            });
+            events
+        },
+    );
+    (
+        1..=IRQS,
+        0..ACTIONS,
+        any::<bool>(),
+        prop::collection::vec(child, 0..4),
+    )
+        .prop_map(|(irq, action, counted, children)| {
+            let mut events = Vec::new();
+            if counted {
+                events.push(Event::Counted);
+            }
+            events.push(Event::Enter { irq, action });
+            events.extend(children.into_iter().flatten());
+            events.push(Event::Exit {
+                irq,
+                action,
+                handled: true,
+            });
+            events
+        })
+}
+
+/// Streams for `cpus` CPUs: names for all actions first, then well-formed runs
+/// with arbitrary events mixed in: exits without entries, entries without
+/// exits, deep nesting, re-used numbers and addresses.
+pub fn any_stream(cpus: usize, length: usize) -> impl Strategy<Value = Vec<(usize, Event)>> {
+    let names = prop::collection::vec(any_name(), ACTIONS).prop_map(|names| {
+        names
+            .into_iter()
+            .enumerate()
+            .map(|(action, name)| (0, Event::Rename { action, name }))
+            .collect::<Vec<_>>()
+    });
+    let burst = prop_oneof![
+        3 => any_vector_run(),
+        2 => prop::collection::vec(any_event(), 1..12),
+    ];
+    let bursts = prop::collection::vec((0..cpus, burst), 1..length);
+    (names, bursts).prop_map(|(mut stream, bursts)| {
+        for (cpu, burst) in bursts {
+            stream.extend(burst.into_iter().map(|event| (cpu, event)));
+        }
+        stream
+    })
+}

@@ -1,0 +1,20 @@
+//! Raw tracepoint nvme_sq: the NVMe PCI driver took a completion from its queue
+//! (drivers/nvme/host/pci.c, nvme_handle_cqe), in a handler, a poll, a timeout
+//! or a reset. It does not see what the driver handles without a request:
+//! asynchronous events.
+
+use aya_ebpf::{macros::raw_tracepoint, programs::RawTracePointContext};
+
+use crate::kernel;
+
+/// nvme_sq(struct request *req, __le16 sq_head, int sq_tail)
+#[raw_tracepoint(tracepoint = "nvme_sq")]
+pub(crate) fn nvme_sq(_: RawTracePointContext) -> i32 {
+    let Some(bank) = kernel::bank(kernel::cpu()) else {
+        return 0;
+    };
+    if vmdtrace_common::completion(bank) {
+        kernel::add_one(&mut bank.completions_outside);
+    }
+    0
+}

@@ -1,0 +1,135 @@
+//! Everything unsafe: reads of kernel memory, map elements as references, the
+//! atomic add, and the constants that user space sets at load.
+
+use core::ffi::c_void;
+
+use aya_ebpf::helpers::{
+    bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_probe_read_kernel,
+    generated::bpf_probe_read_kernel_str,
+};
+use vmdtrace_common::{CpuBank, LineCell, LineEntry, Name, NameTable};
+
+use crate::maps::{BANKS, CELLS, LINES, NAMES};
+
+// Set by the loader from the running kernel's BTF and kallsyms.
+
+/// Offset of `name` in `struct irqaction`.
+#[unsafe(no_mangle)]
+static ACTION_NAME_OFFSET: u32 = 0;
+/// Address of the per-CPU variable `kstat`; 0 if it cannot be known.
+#[unsafe(no_mangle)]
+static KSTAT_ADDRESS: u64 = 0;
+/// Address of `__per_cpu_offset[]`; 0 if it cannot be known.
+#[unsafe(no_mangle)]
+static PER_CPU_OFFSET_ADDRESS: u64 = 0;
+/// Offset of `irqs_sum` in `struct kernel_stat`.
+#[unsafe(no_mangle)]
+static IRQS_SUM_OFFSET: u32 = 0;
+/// 0: no clock is read.
+#[unsafe(no_mangle)]
+static TIMING: u32 = 1;
+
+/// Reads a constant that the loader may have set: the compiler must not take
+/// its initial value for granted.
+macro_rules! constant {
+    ($name:ident) => {
+        // SAFETY: the static is initialised, aligned and never written.
+        unsafe { core::ptr::read_volatile(&raw const $name) }
+    };
+}
+
+#[inline(always)]
+pub(crate) fn now() -> u64 {
+    if constant!(TIMING) == 0 {
+        return 0;
+    }
+    // SAFETY: the helper has no preconditions.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+#[inline(always)]
+pub(crate) fn cpu() -> u32 {
+    // SAFETY: the helper has no preconditions.
+    unsafe { bpf_get_smp_processor_id() }
+}
+
+/// `kstat.irqs_sum` of a CPU.
+#[inline(always)]
+pub(crate) fn irqs_sum(cpu: u32) -> Option<u64> {
+    let (kstat, offsets) = (constant!(KSTAT_ADDRESS), constant!(PER_CPU_OFFSET_ADDRESS));
+    if kstat == 0 || offsets == 0 {
+        return None;
+    }
+    // SAFETY: the helper checks the address and fails where it cannot be read.
+    let offset: u64 =
+        unsafe { bpf_probe_read_kernel((offsets + u64::from(cpu) * 8) as *const u64) }.ok()?;
+    let address = kstat
+        .wrapping_add(offset)
+        .wrapping_add(u64::from(constant!(IRQS_SUM_OFFSET)));
+    // SAFETY: as above.
+    unsafe { bpf_probe_read_kernel(address as *const u64) }.ok()
+}
+
+/// The name of an irqaction. None if memory cannot be read.
+#[inline(always)]
+pub(crate) fn action_name(action: u64) -> Option<Name> {
+    let field = action.wrapping_add(u64::from(constant!(ACTION_NAME_OFFSET)));
+    // SAFETY: the helper checks the address and fails where it cannot be read.
+    let text: u64 = unsafe { bpf_probe_read_kernel(field as *const u64) }.ok()?;
+    let mut name = Name::default();
+    let size = size_of::<Name>() as u32;
+    // SAFETY: as above; at most `size` bytes are written. What lies behind the
+    // NUL stays zero: the kernel copies byte by byte up to it
+    // (mm/maccess.c, strncpy_from_kernel_nofault).
+    let copied =
+        unsafe { bpf_probe_read_kernel_str((&raw mut name).cast(), size, text as *const c_void) };
+    (copied >= 0).then_some(name)
+}
+
+/// This CPU's bank. Interrupt programs run with interrupts off and are the only
+/// ones to hold it together with another reference of their own CPU.
+#[inline(always)]
+pub(crate) fn bank(cpu: u32) -> Option<&'static mut CpuBank> {
+    let bank = BANKS.get_ptr_mut(cpu)?;
+    // SAFETY: an element of a map lives as long as the program, and only this
+    // CPU writes its bank.
+    Some(unsafe { &mut *bank })
+}
+
+/// What is known of an interrupt number.
+#[inline(always)]
+pub(crate) fn line(irq: u32) -> Option<&'static mut LineEntry> {
+    let line = LINES.get_ptr_mut(irq)?;
+    // SAFETY: as above; the kernel runs one number's handlers on one CPU at a time.
+    Some(unsafe { &mut *line })
+}
+
+/// The counters of a slot.
+#[inline(always)]
+pub(crate) fn cell(slot: u32) -> Option<&'static mut LineCell> {
+    let cell = CELLS.get_ptr_mut(slot)?;
+    // SAFETY: as above; a slot belongs to one interrupt number.
+    Some(unsafe { &mut *cell })
+}
+
+#[inline(always)]
+pub(crate) fn name_table() -> Option<&'static NameTable> {
+    NAMES.get(0)
+}
+
+/// Adds 1 where another run on the same CPU may do so in between. The result
+/// is never used: only then is it the instruction every kernel has.
+#[inline(always)]
+pub(crate) fn add_one(counter: &mut u64) {
+    #[cfg(target_arch = "bpf")]
+    // SAFETY: a reference is valid and aligned.
+    unsafe {
+        core::intrinsics::atomic_xadd::<u64, u64, { core::intrinsics::AtomicOrdering::Relaxed }>(
+            counter, 1,
+        );
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        *counter += 1;
+    }
+}

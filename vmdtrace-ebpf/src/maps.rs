@@ -1,0 +1,27 @@
+//! The maps. User space sets their sizes at load and maps those that it reads
+//! or fills.
+
+use aya_ebpf::{bindings::BPF_F_MMAPABLE, btf_maps::Array, btf_maps::Queue, macros::btf_map};
+use vmdtrace_common::{CpuBank, LineCell, LineEntry, NameTable};
+
+const MAPPED: usize = BPF_F_MMAPABLE as usize;
+
+/// By interrupt number.
+#[btf_map]
+pub(crate) static LINES: Array<LineEntry, 1> = Array::new();
+
+/// By slot.
+#[btf_map]
+pub(crate) static CELLS: Array<LineCell, 1, MAPPED> = Array::new();
+
+/// By CPU number.
+#[btf_map]
+pub(crate) static BANKS: Array<CpuBank, 1, MAPPED> = Array::new();
+
+/// Which action names are ours.
+#[btf_map]
+pub(crate) static NAMES: Array<NameTable, 1, MAPPED> = Array::new();
+
+/// Slots that are free, filled at load. Taking one is safe on two CPUs at once.
+#[btf_map]
+pub(crate) static FREE_SLOTS: Queue<u32, 1> = Queue::new();

@@ -1,0 +1,24 @@
+//! The command line.
+
+use clap::{Parser, Subcommand};
+
+use crate::commands::{serve, topology};
+
+/// What interrupts do behind an Intel VMD.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    after_help = "Exit codes: 0 done, or stopped cleanly by SIGTERM or Ctrl-C; 1 an error, told \
+                  on stderr; 2 a wrong command line."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the daemon: count interrupts and serve them to Prometheus.
+    Serve(serve::Args),
+    Topology(topology::Args),
+}

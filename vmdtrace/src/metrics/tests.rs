@@ -1,0 +1,575 @@
+use prometheus::TextEncoder;
+
+use super::*;
+use crate::host::topology::{
+    Controller, Disk, DiskPath, Mode, PciAddress, Topology, Vector, VectorUse,
+};
+use crate::snapshot::{CpuCounts, LineCounts, LineKind, Probe, ProbeState, probes};
+
+const REMAP: &str = "0000:97:00.5";
+const BYPASS: &str = "0000:e2:00.5";
+
+fn controller(address: &str, mode: Mode) -> Controller {
+    let remaps = mode == Mode::Remap;
+    let vector = |index| Vector {
+        index,
+        irq: 40 + index,
+        used_for: if index == 0 {
+            VectorUse::Other
+        } else {
+            VectorUse::Nvme
+        },
+        effective_affinity: None,
+    };
+    Controller {
+        address: PciAddress(address.to_owned()),
+        device_id: Some(if remaps { 0x201d } else { 0x28c0 }),
+        action: remaps.then(|| "vmd0".to_owned()),
+        domain: Some(if remaps { "10000" } else { "10001" }.to_owned()),
+        numa_node: Some(if remaps { 0 } else { -1 }),
+        mode,
+        mode_evidence: Vec::new(),
+        vectors: if remaps {
+            (0..3).map(vector).collect()
+        } else {
+            Vec::new()
+        },
+        other_lines: Vec::new(),
+        child_interrupts: 7,
+        sharing_factor: remaps.then_some(3.5),
+    }
+}
+
+fn disk(name: &str, path: DiskPath, controller: Option<&str>, model: &str) -> Disk {
+    Disk {
+        name: name.to_owned(),
+        address: PciAddress(
+            if controller.is_some() {
+                "10000:01:00.0"
+            } else {
+                "0000:03:00.0"
+            }
+            .to_owned(),
+        ),
+        path,
+        controller: controller.map(|address| PciAddress(address.to_owned())),
+        model: Some(model.to_owned()),
+        numa_node: None,
+        namespaces: Vec::new(),
+        queues: Vec::new(),
+        lines: Vec::new(),
+    }
+}
+
+fn topology() -> Topology {
+    Topology {
+        controllers: vec![
+            controller(REMAP, Mode::Remap),
+            controller(BYPASS, Mode::Bypass),
+        ],
+        disks: vec![
+            disk(
+                "nvme0",
+                DiskPath::VmdRemap,
+                Some(REMAP),
+                "Fast \"P5800X\" \\ 400G",
+            ),
+            disk(
+                "nvme1",
+                DiskPath::VmdBypass,
+                Some(BYPASS),
+                "line one\nline two\u{1b}[31m",
+            ),
+            disk("nvme2", DiskPath::Direct, None, &"x".repeat(200)),
+        ],
+        problems: vec!["/sys/class/nvme/nvme9: permission denied".to_owned()],
+    }
+}
+
+fn probe(name: &str, missed_runs: Option<u64>) -> Probe {
+    Probe {
+        name: name.to_owned(),
+        state: ProbeState::Attached,
+        mechanism: "raw_tracepoint".to_owned(),
+        reason: None,
+        missed_runs,
+        runs: None,
+    }
+}
+
+fn all_probes() -> Vec<Probe> {
+    vec![
+        probe(probes::IRQ_HANDLER_ENTRY, Some(0)),
+        probe(probes::IRQ_HANDLER_EXIT, Some(0)),
+        Probe {
+            runs: Some(12),
+            ..probe(probes::NVME_SQ, Some(1))
+        },
+        Probe {
+            mechanism: "kallsyms".to_owned(),
+            ..probe(probes::REPEATED_RUNS, None)
+        },
+    ]
+}
+
+/// A line that counted nothing yet.
+fn line(irq: u32, action: &str, kind: LineKind) -> LineCounts {
+    LineCounts {
+        irq,
+        action: action.to_owned(),
+        kind,
+        controller: None,
+        disk: None,
+        path: None,
+        parent_irq: None,
+        depth0_runs: 0,
+        nested_runs: 0,
+        unhandled_runs: 0,
+        repeated_runs: Some(0),
+        inclusive_ns: 0,
+        self_ns: 0,
+        completions: 0,
+        child_runs: 0,
+        child_unhandled_runs: 0,
+        child_completions: 0,
+    }
+}
+
+fn nvme(irq: u32, action: &str, path: DiskPath, controller: Option<&str>) -> LineCounts {
+    LineCounts {
+        controller: controller.map(|address| PciAddress(address.to_owned())),
+        disk: action.split_once('q').map(|(disk, _)| disk.to_owned()),
+        path: Some(path),
+        ..line(irq, action, LineKind::Nvme)
+    }
+}
+
+/// Every kind of line, with counts that agree with each other.
+fn lines() -> Vec<LineCounts> {
+    let vmd = Some(PciAddress(REMAP.to_owned()));
+    vec![
+        LineCounts {
+            controller: vmd.clone(),
+            depth0_runs: 100,
+            repeated_runs: Some(2),
+            inclusive_ns: 90_000_000,
+            self_ns: 30_000_000,
+            child_runs: 305,
+            child_unhandled_runs: 204,
+            child_completions: 150,
+            ..line(41, "vmd0", LineKind::VmdVector)
+        },
+        LineCounts {
+            controller: vmd.clone(),
+            depth0_runs: 10,
+            inclusive_ns: 1_000_000,
+            self_ns: 1_000_000,
+            ..line(42, "vmd0", LineKind::VmdVector)
+        },
+        LineCounts {
+            controller: vmd,
+            parent_irq: Some(41),
+            nested_runs: 5,
+            unhandled_runs: 4,
+            inclusive_ns: 500_000,
+            self_ns: 500_000,
+            ..line(60, "pcie_port", LineKind::OtherChild)
+        },
+        LineCounts {
+            parent_irq: Some(41),
+            nested_runs: 200,
+            unhandled_runs: 150,
+            inclusive_ns: 29_500_000,
+            self_ns: 29_500_000,
+            completions: 100,
+            ..nvme(61, "nvme0q1", DiskPath::VmdRemap, Some(REMAP))
+        },
+        // Re-sent twice, in 2 ms: neither a hardware interrupt nor a repeated one.
+        LineCounts {
+            parent_irq: Some(41),
+            depth0_runs: 2,
+            nested_runs: 100,
+            unhandled_runs: 50,
+            repeated_runs: Some(2),
+            inclusive_ns: 32_000_000,
+            self_ns: 32_000_000,
+            completions: 52,
+            ..nvme(62, "nvme0q2", DiskPath::VmdRemap, Some(REMAP))
+        },
+        LineCounts {
+            depth0_runs: 1000,
+            unhandled_runs: 1,
+            repeated_runs: Some(3),
+            inclusive_ns: 7_000_000,
+            self_ns: 7_000_000,
+            completions: 1500,
+            ..nvme(70, "nvme1q1", DiskPath::VmdBypass, Some(BYPASS))
+        },
+        LineCounts {
+            depth0_runs: 20,
+            inclusive_ns: 1,
+            self_ns: 1,
+            completions: 20,
+            ..nvme(80, "nvme2q1", DiskPath::Direct, None)
+        },
+        // Its disk is gone from the topology.
+        LineCounts {
+            depth0_runs: 7,
+            inclusive_ns: 70,
+            self_ns: 70,
+            completions: 9,
+            ..nvme(81, "nvme7q1", DiskPath::VmdBypass, Some(BYPASS))
+        },
+        LineCounts {
+            depth0_runs: 30,
+            unhandled_runs: 5,
+            repeated_runs: Some(1),
+            inclusive_ns: 600,
+            self_ns: 600,
+            ..line(24, "eth0-rx-0", LineKind::Watched)
+        },
+        LineCounts {
+            depth0_runs: 12,
+            inclusive_ns: 400,
+            self_ns: 400,
+            ..line(25, "eth0-rx-0", LineKind::Watched)
+        },
+    ]
+}
+
+fn cpus() -> Vec<CpuCounts> {
+    vec![
+        CpuCounts {
+            cpu: 0,
+            interrupt_ns: 91_001_071,
+            depth0_runs: 400,
+            completions_outside: 3,
+            ..CpuCounts::default()
+        },
+        CpuCounts {
+            cpu: 1,
+            interrupt_ns: 9_000_000,
+            depth0_runs: 781,
+            completions_outside: 4,
+            unassigned_runs: 5,
+            unassigned_completions: 6,
+            lost_frames: 7,
+            unmatched_exits: 8,
+            overflowed_runs: 9,
+            unreadable_actions: 10,
+            out_of_range_runs: 11,
+        },
+    ]
+}
+
+fn snapshot() -> Snapshot {
+    Snapshot {
+        taken_ns: 1,
+        host: Host {
+            kernel: "6.12.0".to_owned(),
+            possible_cpus: 2,
+        },
+        topology: topology(),
+        counters: Counters {
+            lines: lines(),
+            cpus: cpus(),
+        },
+        probes: all_probes(),
+    }
+}
+
+/// The same host before anything ran.
+fn idle_snapshot() -> Snapshot {
+    let cpus = (0..2)
+        .map(|cpu| CpuCounts {
+            cpu,
+            ..CpuCounts::default()
+        })
+        .collect();
+    Snapshot {
+        counters: Counters {
+            lines: Vec::new(),
+            cpus,
+        },
+        ..snapshot()
+    }
+}
+
+fn text(snapshot: &Snapshot) -> String {
+    TextEncoder::new()
+        .encode_to_string(&families(snapshot))
+        .unwrap()
+}
+
+fn names(snapshot: &Snapshot) -> Vec<String> {
+    families(snapshot)
+        .iter()
+        .map(|family| family.name().to_owned())
+        .collect()
+}
+
+fn has(snapshot: &Snapshot, name: &str) -> bool {
+    names(snapshot).iter().any(|each| each == name)
+}
+
+/// The sum of a counter over all its series.
+fn sum(snapshot: &Snapshot, name: &str) -> f64 {
+    let families = families(snapshot);
+    let family = families.iter().find(|family| family.name() == name);
+    let family = family.unwrap_or_else(|| panic!("{name} is missing"));
+    family
+        .get_metric()
+        .iter()
+        .map(|metric| metric.get_counter().get_value())
+        .sum()
+}
+
+#[test]
+fn the_text_is_the_golden_text() {
+    let text = text(&snapshot());
+    // To accept a change: UPDATE_GOLDEN=1 cargo test -p vmdtrace golden, then
+    // promtool check metrics < vmdtrace/src/metrics/golden.txt
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/metrics/golden.txt");
+        std::fs::write(path, &text).unwrap();
+    }
+    assert_eq!(
+        text,
+        include_str!("golden.txt"),
+        "the golden text is out of date"
+    );
+}
+
+#[test]
+fn sums_over_all_series_are_sums_over_all_lines() {
+    let snapshot = snapshot();
+    // vmd0 100 + 10, nvme1 1000, nvme2 20, nvme7 7; none of nvme0's.
+    assert_eq!(sum(&snapshot, "vmdtrace_hardware_interrupts_total"), 1137.0);
+    assert_eq!(sum(&snapshot, "vmdtrace_handler_repeated_total"), 5.0);
+    assert_eq!(sum(&snapshot, "vmdtrace_handler_runs_total"), 1329.0);
+    assert_eq!(sum(&snapshot, "vmdtrace_handler_unhandled_total"), 201.0);
+    assert_eq!(sum(&snapshot, "vmdtrace_handler_resent_total"), 2.0);
+    assert_eq!(sum(&snapshot, "vmdtrace_completions_total"), 1681.0);
+    assert_eq!(
+        sum(&snapshot, "vmdtrace_completions_outside_handler_total"),
+        7.0
+    );
+    assert_eq!(
+        sum(&snapshot, "vmdtrace_controller_other_handler_runs_total"),
+        5.0
+    );
+    assert_eq!(
+        sum(&snapshot, "vmdtrace_watched_hardware_interrupts_total"),
+        42.0
+    );
+    assert_eq!(
+        sum(&snapshot, "vmdtrace_watched_handler_repeated_total"),
+        1.0
+    );
+
+    // What ran inside the vectors is what the children count of themselves.
+    let children: u64 = snapshot
+        .counters
+        .lines
+        .iter()
+        .map(|line| line.child_runs)
+        .sum();
+    let resent = sum(&snapshot, "vmdtrace_handler_resent_total");
+    let direct = 1027.0;
+    assert_eq!(
+        sum(&snapshot, "vmdtrace_handler_runs_total")
+            + sum(&snapshot, "vmdtrace_controller_other_handler_runs_total"),
+        children as f64 + resent + direct
+    );
+}
+
+#[test]
+fn time_is_counted_once() {
+    let snapshot = snapshot();
+    let by_line = sum(&snapshot, "vmdtrace_handler_seconds_total")
+        + sum(&snapshot, "vmdtrace_watched_handler_seconds_total");
+    let by_cpu = sum(&snapshot, "vmdtrace_cpu_interrupt_seconds_total");
+    assert_eq!((by_line * 1e9).round(), 100_001_071.0);
+    assert_eq!((by_cpu * 1e9).round(), 100_001_071.0);
+}
+
+#[test]
+fn everything_in_the_topology_is_there_at_zero() {
+    let text = text(&idle_snapshot());
+    let expect = |series: String| {
+        assert!(text.contains(&series), "{series} is missing in {text}");
+    };
+    for (disk, controller, path) in [
+        ("nvme0", REMAP, "vmd-remap"),
+        ("nvme1", BYPASS, "vmd-bypass"),
+        ("nvme2", "", "direct"),
+    ] {
+        for name in [
+            "hardware_interrupts_total",
+            "handler_repeated_total",
+            "handler_runs_total",
+            "handler_unhandled_total",
+            "handler_resent_total",
+            "handler_seconds_total",
+            "completions_total",
+        ] {
+            expect(format!(
+                "\nvmdtrace_{name}{{controller=\"{controller}\",disk=\"{disk}\",path=\"{path}\"}} 0\n"
+            ));
+        }
+    }
+    for controller in [REMAP, BYPASS] {
+        for name in [
+            "hardware_interrupts_total",
+            "handler_repeated_total",
+            "handler_seconds_total",
+            "completions_total",
+        ] {
+            expect(format!(
+                "\nvmdtrace_{name}{{controller=\"{controller}\",disk=\"\",path=\"vmd-remap\"}} 0\n"
+            ));
+        }
+        for name in ["other_handler_runs_total", "other_handler_unhandled_total"] {
+            expect(format!(
+                "\nvmdtrace_controller_{name}{{controller=\"{controller}\"}} 0\n"
+            ));
+        }
+    }
+}
+
+#[test]
+fn counting_makes_no_new_series() {
+    let series = |snapshot: &Snapshot| {
+        text(snapshot)
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            // A disk that is gone and lines that are asked for by name are not
+            // in the topology.
+            .filter(|line| !line.contains("nvme7") && !line.contains("_watched_"))
+            .filter_map(|line| line.rsplit_once(' '))
+            .map(|(series, _)| series.to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(series(&idle_snapshot()), series(&snapshot()));
+}
+
+#[test]
+fn a_line_whose_disk_is_gone_keeps_its_counts() {
+    let before = snapshot();
+    let after = Snapshot {
+        topology: Topology::default(),
+        ..snapshot()
+    };
+    for name in names(&before)
+        .iter()
+        .filter(|name| name.ends_with("_total"))
+    {
+        assert_eq!(sum(&before, name), sum(&after, name), "{name}");
+    }
+    let series = "\nvmdtrace_completions_total{controller=\"0000:e2:00.5\",disk=\"nvme7\",path=\"vmd-bypass\"} 9\n";
+    assert!(text(&after).contains(series));
+}
+
+#[test]
+fn unknown_repeats_are_absent() {
+    let families = [
+        "vmdtrace_handler_repeated_total",
+        "vmdtrace_watched_handler_repeated_total",
+    ];
+    assert!(families.iter().all(|name| has(&snapshot(), name)));
+
+    let mut snapshot = snapshot();
+    snapshot.counters.lines[0].repeated_runs = None;
+    assert!(!families.iter().any(|name| has(&snapshot, name)));
+
+    // Nothing ran yet, but it is known that repeats cannot be told.
+    snapshot.counters.lines.clear();
+    let probe = snapshot
+        .probes
+        .iter_mut()
+        .find(|probe| probe.name == probes::REPEATED_RUNS);
+    probe.unwrap().state = ProbeState::Unsupported;
+    assert!(!families.iter().any(|name| has(&snapshot, name)));
+}
+
+#[test]
+fn what_nothing_counts_is_absent() {
+    let with_state = |name: &str, state| {
+        let mut snapshot = snapshot();
+        let probe = snapshot.probes.iter_mut().find(|probe| probe.name == name);
+        probe.unwrap().state = state;
+        snapshot
+    };
+
+    let blocked = with_state(probes::NVME_SQ, ProbeState::Blocked);
+    assert!(!has(&blocked, "vmdtrace_completions_total"));
+    assert!(!has(&blocked, "vmdtrace_completions_outside_handler_total"));
+    assert!(!has(&blocked, "vmdtrace_unassigned_completions_total"));
+    assert!(has(&blocked, "vmdtrace_handler_runs_total"));
+
+    // No NVMe driver is loaded: nothing completes, and 0 is the truth.
+    let waiting = with_state(probes::NVME_SQ, ProbeState::NotApplicable);
+    assert!(has(&waiting, "vmdtrace_completions_total"));
+
+    for probe in [probes::IRQ_HANDLER_ENTRY, probes::IRQ_HANDLER_EXIT] {
+        let broken = with_state(probe, ProbeState::Broken);
+        assert!(broken.interrupt_accounting().unwrap_err().contains(probe));
+        let counters = names(&broken)
+            .into_iter()
+            .filter(|name| name.ends_with("_total"));
+        assert_eq!(
+            counters.collect::<Vec<_>>(),
+            [
+                "vmdtrace_probe_missed_total",
+                "vmdtrace_probe_runs_total",
+                "vmdtrace_completions_outside_handler_total"
+            ]
+        );
+    }
+}
+
+#[test]
+fn without_clocks_there_are_no_seconds() {
+    let mut snapshot = snapshot();
+    let state = ProbeState::NotApplicable;
+    snapshot.probes.push(Probe {
+        state,
+        ..probe(probes::HANDLER_TIME, None)
+    });
+    assert!(!names(&snapshot).iter().any(|name| name.contains("seconds")));
+    assert!(has(&snapshot, "vmdtrace_handler_runs_total"));
+}
+
+#[test]
+fn hostile_labels_are_escaped_and_bounded() {
+    let text = text(&snapshot());
+    assert!(
+        text.contains(r#"model="Fast \"P5800X\" \\ 400G""#),
+        "{text}"
+    );
+    assert!(
+        text.contains("model=\"line one\u{fffd}line two\u{fffd}[31m\""),
+        "{text}"
+    );
+    assert!(
+        text.contains(&format!("model=\"{}…\"", "x".repeat(128))),
+        "{text}"
+    );
+    for line in text.lines() {
+        assert!(
+            line.starts_with("vmdtrace_") || line.starts_with("# "),
+            "{line:?}"
+        );
+    }
+}
+
+#[test]
+fn names_follow_the_conventions() {
+    for family in families(&snapshot()) {
+        let name = family.name();
+        assert!(name.starts_with("vmdtrace_"), "{name}");
+        assert!(family.help().ends_with('.'), "{name}: {}", family.help());
+        let is_counter = family.get_field_type() == prometheus::proto::MetricType::COUNTER;
+        assert_eq!(name.ends_with("_total"), is_counter, "{name}");
+    }
+}

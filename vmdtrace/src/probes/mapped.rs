@@ -1,0 +1,198 @@
+//! BPF arrays mapped into this process: reading all of a map costs no system
+//! call. The only unsafe code of the user side.
+
+use std::{
+    io,
+    marker::PhantomData,
+    mem::{MaybeUninit, offset_of},
+    num::NonZeroUsize,
+    os::fd::AsFd,
+    ptr::NonNull,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use vmdtrace_common::{CpuBank, LineCell, NameTable};
+
+/// An element of a mapped array.
+///
+/// # Safety
+/// Any bytes must be a valid value, and size and alignment multiples of 8 (a
+/// BPF array's elements lie one after the other, each rounded up to 8 bytes).
+pub unsafe trait Element: Copy {}
+
+// SAFETY: integers only; sizes are asserted where it is defined.
+unsafe impl Element for CpuBank {}
+// SAFETY: as above.
+unsafe impl Element for LineCell {}
+// SAFETY: as above.
+unsafe impl Element for u64 {}
+
+/// A mapped array of `T`, written by the kernel while it is read.
+#[derive(Debug)]
+pub struct MappedArray<T> {
+    base: NonNull<u8>,
+    bytes: NonZeroUsize,
+    length: u32,
+    _elements: PhantomData<T>,
+}
+
+// SAFETY: the mapping is shared memory that is only accessed atomically.
+unsafe impl<T> Send for MappedArray<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for MappedArray<T> {}
+
+impl<T> MappedArray<T> {
+    /// Maps an array of `length` elements that was made with BPF_F_MMAPABLE.
+    ///
+    /// # Errors
+    /// What mmap says.
+    pub fn new(map: impl AsFd, length: u32) -> io::Result<Self> {
+        const { assert!(size_of::<T>().is_multiple_of(8) && size_of::<T>() > 0) };
+        let bytes = (length as usize)
+            .checked_mul(size_of::<T>())
+            .and_then(NonZeroUsize::new)
+            .ok_or_else(|| io::Error::other("an array of no size"))?;
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base = unsafe { mmap(None, bytes, protection, MapFlags::MAP_SHARED, map, 0) }?;
+        Ok(Self {
+            base: base.cast(),
+            bytes,
+            length,
+            _elements: PhantomData,
+        })
+    }
+
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.length
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Bytes of kernel memory behind it.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes.get()
+    }
+
+    /// Start of an element.
+    fn element(&self, index: u32) -> Option<NonNull<u8>> {
+        if index >= self.length {
+            return None;
+        }
+        // SAFETY: index < length, so the offset lies inside the mapping.
+        Some(unsafe { self.base.add(index as usize * size_of::<T>()) })
+    }
+}
+
+impl<T: Element> MappedArray<T> {
+    /// A copy of an element, taken word by word: each word is whole, the words
+    /// may be of different moments.
+    #[must_use]
+    pub fn get(&self, index: u32) -> Option<T> {
+        let words = self.element(index)?.cast::<u64>();
+        let mut copy = MaybeUninit::<T>::uninit();
+        for word in 0..size_of::<T>() / 8 {
+            // SAFETY: inside the element, which is aligned to 8 bytes.
+            let source = unsafe { words.add(word) };
+            // SAFETY: valid, aligned, and only accessed atomically on this side.
+            let value = unsafe { AtomicU64::from_ptr(source.as_ptr()) }.load(Ordering::Relaxed);
+            // SAFETY: inside `copy`; T's size is a multiple of 8.
+            let target = unsafe { copy.as_mut_ptr().cast::<u64>().add(word) };
+            // SAFETY: valid for writes; unaligned because T may be aligned to less.
+            unsafe { target.write_unaligned(value) };
+        }
+        // SAFETY: every byte was written, and any bytes are a valid T.
+        Some(unsafe { copy.assume_init() })
+    }
+
+    /// Copies of all elements in order.
+    pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
+        (0..self.length).filter_map(|index| self.get(index))
+    }
+}
+
+impl MappedArray<CpuBank> {
+    /// Lets the programs learn every line's name again.
+    pub fn raise_generation(&self) {
+        for index in 0..self.length {
+            let Some(bank) = self.element(index) else {
+                continue;
+            };
+            // SAFETY: the field lies inside the element.
+            let field = unsafe { bank.add(offset_of!(CpuBank, generation)) };
+            // SAFETY: valid and aligned; the programs only read it.
+            unsafe { AtomicU32::from_ptr(field.cast().as_ptr()) }.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl MappedArray<NameTable> {
+    /// Fills the table. To be done before a program is attached.
+    pub fn fill(&self, table: &NameTable) {
+        let Some(element) = self.element(0) else {
+            return;
+        };
+        // SAFETY: both are NameTables, and no program runs yet.
+        unsafe { std::ptr::copy_nonoverlapping(table, element.cast().as_ptr(), 1) };
+    }
+}
+
+impl MappedArray<[u8; 4096]> {
+    /// Copies bytes to the start of the first element.
+    pub fn write(&self, bytes: &[u8]) {
+        let Some(element) = self.element(0) else {
+            return;
+        };
+        let length = bytes.len().min(4096);
+        // SAFETY: at most one element's bytes, inside the mapping.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), element.as_ptr(), length) };
+    }
+}
+
+impl<T> Drop for MappedArray<T> {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and no reference into it outlives self.
+        // It cannot fail for a mapping that exists.
+        let _ = unsafe { munmap(self.base.cast(), self.bytes.get()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+
+    fn memory(bytes: usize) -> OwnedFd {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(bytes as u64).unwrap();
+        file.into()
+    }
+
+    #[test]
+    fn elements_are_read_where_they_lie_and_not_beyond() {
+        let array = MappedArray::<CpuBank>::new(memory(4096), 3).unwrap();
+        array.raise_generation();
+        array.raise_generation();
+        let banks: Vec<_> = array.iter().collect();
+        assert_eq!(banks.len(), 3);
+        assert!(banks.iter().all(|bank| *bank
+            == CpuBank {
+                generation: 2,
+                ..CpuBank::default()
+            }));
+        assert!(array.get(3).is_none());
+        assert_eq!(array.bytes(), 3 * size_of::<CpuBank>());
+    }
+
+    #[test]
+    fn an_array_of_nothing_is_an_error() {
+        assert!(MappedArray::<LineCell>::new(memory(4096), 0).is_err());
+    }
+}

@@ -1,0 +1,20 @@
+//! The eBPF programs as user space sees them: which hook, how attached, which
+//! state and why; and their maps, read in place.
+//!
+//! - [`tracer`]: loads, attaches, reads.
+//! - [`object`]: the embedded eBPF object.
+//! - [`names`]: action-name patterns -> the automaton the programs step through.
+//! - [`kernel`], [`btf`]: offsets and addresses of the running kernel.
+//! - [`mapped`]: arrays mapped into this process.
+//! - [`privileges`], [`fdinfo`]: what we may do, and what the kernel skipped.
+
+pub mod btf;
+pub mod fdinfo;
+pub mod kernel;
+pub mod mapped;
+pub mod names;
+pub mod object;
+pub mod privileges;
+pub mod tracer;
+
+pub use tracer::{LoadError, Options, Sizes, Tracer};

@@ -1,0 +1,576 @@
+//! Loads the eBPF programs, attaches them, tells their states and reads what
+//! they counted.
+
+use std::{
+    io,
+    os::fd::AsRawFd as _,
+    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
+
+use aya::{
+    Ebpf, EbpfError, EbpfLoader,
+    maps::{MapData, MapError, Queue},
+    programs::{
+        ProgramError, RawTracePoint, RawTracePointRunOptions, TestRun as _,
+        raw_trace_point::RawTracePointLinkId,
+    },
+};
+use aya_log::EbpfLogger;
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use thiserror::Error;
+use vmdtrace_common::{CpuBank, LineCell, LineEntry, NameTable, cells::kind};
+
+use super::{
+    fdinfo,
+    kernel::KernelLayout,
+    mapped::MappedArray,
+    names::{self, NamesError},
+    object, privileges,
+};
+use crate::host::{HostError, Roots};
+use crate::snapshot::{
+    Counters, CpuCounts, LineCounts, LineKind, Probe, ProbeState,
+    probes::{HANDLER_TIME, IRQ_HANDLER_ENTRY, IRQ_HANDLER_EXIT, NVME_SQ, REPEATED_RUNS},
+    source::Level,
+};
+
+/// How large the maps are made. All are fixed at load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Highest possible CPU number + 1.
+    pub cpus: u32,
+    /// Interrupt numbers below this can be watched.
+    pub interrupts: u32,
+    /// (number, name) pairs that can be watched.
+    pub slots: u32,
+}
+
+impl Sizes {
+    /// Sizes for a host with this many possible CPUs and this highest interrupt
+    /// number: room for a quarter more lines, and for 512 plugged in later.
+    #[must_use]
+    pub fn for_host(cpus: u32, max_irq: u32) -> Self {
+        let lines = max_irq.saturating_add(max_irq / 4).saturating_add(512);
+        Self { cpus: cpus.max(1), interrupts: lines, slots: lines }
+    }
+
+    /// Bytes of the mapped arrays.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        self.cpus as usize * size_of::<CpuBank>()
+            + self.interrupts as usize * size_of::<LineEntry>()
+            + self.slots as usize * size_of::<LineCell>()
+            + size_of::<NameTable>()
+    }
+}
+
+/// What to load and how.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub sizes: Sizes,
+    pub level: Level,
+    /// Globs of action names to watch beside VMD vectors and NVMe queues.
+    pub also_lines: Vec<String>,
+    pub roots: Roots,
+}
+
+/// Why nothing could be loaded.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    #[error("this program was built without its eBPF object; build it with `cargo xtask build`")]
+    NoObject,
+    #[error("missing {0}: run as root, or give the program what is missing")]
+    Privileges(String),
+    #[error(transparent)]
+    Host(#[from] HostError),
+    #[error(transparent)]
+    Names(#[from] NamesError),
+    #[error("the kernel's types are not known: {0}")]
+    Layout(String),
+    #[error("the kernel refused to load the eBPF object: {0:#}")]
+    Load(#[source] anyhow::Error),
+    #[error("map {map}: {source}")]
+    Map {
+        map: &'static str,
+        source: anyhow::Error,
+    },
+    #[error("program {program}: {source}")]
+    Program {
+        program: &'static str,
+        source: anyhow::Error,
+    },
+}
+
+const RAW_TRACEPOINT: &str = "raw_tracepoint";
+
+/// In this order: an exit is seen from before the first entry, so that no frame
+/// stays open. Their links are dropped in the reverse order.
+const PROGRAMS: [&str; 3] = [IRQ_HANDLER_EXIT, IRQ_HANDLER_ENTRY, NVME_SQ];
+
+/// Outcome of attaching one program.
+#[derive(Debug)]
+struct Attachment {
+    program: &'static str,
+    state: ProbeState,
+    reason: Option<String>,
+    link: Option<RawTracePointLinkId>,
+}
+
+/// The loaded programs and their maps.
+pub struct Tracer {
+    cells: MappedArray<LineCell>,
+    banks: MappedArray<CpuBank>,
+    sizes: Sizes,
+    options: Options,
+    /// Why repeated runs cannot be told, if so.
+    repeats_unknown: Option<String>,
+    attached: RwLock<Attached>,
+}
+
+/// The part that changes: programs and their links.
+struct Attached {
+    ebpf: Ebpf,
+    attachments: Vec<Attachment>,
+}
+
+impl std::fmt::Debug for Tracer {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Tracer")
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Tracer {
+    /// Loads the embedded object. Nothing is attached yet.
+    ///
+    /// # Errors
+    /// See [`LoadError`]; each message says what to do.
+    pub fn load(options: Options) -> Result<Self, LoadError> {
+        let object = object::embedded().ok_or(LoadError::NoObject)?;
+        Self::load_object(object, options)
+    }
+
+    /// Loads an object given as bytes.
+    ///
+    /// # Errors
+    /// As [`Tracer::load`].
+    pub fn load_object(object: &[u8], options: Options) -> Result<Self, LoadError> {
+        let table = names::compile(&options.also_lines)?;
+        if let Some(missing) = privileges::missing(&options.roots)? {
+            return Err(LoadError::Privileges(missing));
+        }
+        let layout = KernelLayout::read(&options.roots);
+        let action_name = layout.action_name.map_err(LoadError::Layout)?;
+        // Kernels before 5.11 charge maps to this limit; later ones do not need it.
+        if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
+            tracing::debug!("RLIMIT_MEMLOCK stays as it is: {error}");
+        }
+
+        let (count, repeats_unknown) = match layout.interrupt_count {
+            Ok(count) => (Some(count), None),
+            Err(reason) => (None, Some(reason)),
+        };
+        let kstat = count.map_or(0, |count| count.kstat);
+        let per_cpu_offset = count.map_or(0, |count| count.per_cpu_offset);
+        let irqs_sum = count.map_or(0, |count| count.irqs_sum);
+        let timing = u32::from(options.level == Level::Timing);
+        let sizes = options.sizes;
+        let mut ebpf = EbpfLoader::new()
+            .override_global("ACTION_NAME_OFFSET", &action_name, true)
+            .override_global("KSTAT_ADDRESS", &kstat, true)
+            .override_global("PER_CPU_OFFSET_ADDRESS", &per_cpu_offset, true)
+            .override_global("IRQS_SUM_OFFSET", &irqs_sum, true)
+            .override_global("TIMING", &timing, true)
+            .map_max_entries("LINES", sizes.interrupts)
+            .map_max_entries("CELLS", sizes.slots)
+            .map_max_entries("BANKS", sizes.cpus)
+            .map_max_entries("FREE_SLOTS", sizes.slots)
+            .load(object)
+            .map_err(|error: EbpfError| LoadError::Load(error.into()))?;
+
+        map::<NameTable>(&ebpf, "NAMES", 1)?.fill(&table);
+        fill_queue(&mut ebpf, sizes.slots)?;
+        let tracer = Self {
+            cells: map(&ebpf, "CELLS", sizes.slots)?,
+            banks: map(&ebpf, "BANKS", sizes.cpus)?,
+            sizes,
+            options,
+            repeats_unknown,
+            attached: RwLock::new(Attached {
+                attachments: PROGRAMS
+                    .map(|program| Attachment {
+                        program,
+                        state: ProbeState::Broken,
+                        reason: None,
+                        link: None,
+                    })
+                    .into(),
+                ebpf,
+            }),
+        };
+        tracer.verify()?;
+        Ok(tracer)
+    }
+
+    /// Hands every program to the kernel's verifier.
+    fn verify(&self) -> Result<(), LoadError> {
+        let mut attached = self.write();
+        for program in PROGRAMS {
+            raw_tracepoint(&mut attached.ebpf, program)
+                .and_then(|loaded| loaded.load().map_err(Into::into))
+                .map_err(|source| LoadError::Program { program, source })?;
+        }
+        Ok(())
+    }
+
+    /// Attaches what is not attached yet and can be now. To be called again
+    /// when a module comes.
+    pub fn attach(&self) {
+        let mut attached = self.write();
+        let Attached { ebpf, attachments } = &mut *attached;
+        for attachment in attachments
+            .iter_mut()
+            .filter(|attachment| attachment.link.is_none())
+        {
+            let program = attachment.program;
+            let outcome = raw_tracepoint(ebpf, program)
+                .and_then(|loaded| loaded.attach(program).map_err(Into::into));
+            match outcome {
+                Ok(link) => {
+                    attachment.link = Some(link);
+                    attachment.state = ProbeState::Attached;
+                    attachment.reason = None;
+                    tracing::info!(probe = program, "attached");
+                }
+                Err(error) => {
+                    let (state, reason) = why_not_attached(program, &error);
+                    attachment.state = state;
+                    attachment.reason = Some(reason);
+                }
+            }
+        }
+    }
+
+    /// Whether interrupts are accounted.
+    #[must_use]
+    pub fn counts_interrupts(&self) -> bool {
+        let attached = self.read();
+        [IRQ_HANDLER_ENTRY, IRQ_HANDLER_EXIT].iter().all(|wanted| {
+            attached
+                .attachments
+                .iter()
+                .any(|one| one.program == *wanted && one.state == ProbeState::Attached)
+        })
+    }
+
+    /// The stream of the programs' rare messages, once.
+    pub fn take_logger(&self) -> Option<EbpfLogger<&'static dyn log::Log>> {
+        let mut attached = self.write();
+        match EbpfLogger::init(&mut attached.ebpf) {
+            Ok(logger) => Some(logger),
+            Err(error) => {
+                tracing::debug!("no messages from the eBPF programs: {error}");
+                None
+            }
+        }
+    }
+
+    /// Devices came or went: names are learned again.
+    pub fn raise_generation(&self) {
+        self.banks.raise_generation();
+    }
+
+    /// Everything counted so far, without who owns the lines. No system call.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let cells: Vec<LineCell> = self.cells.iter().collect();
+        let repeats_known = self.repeats_unknown.is_none();
+        Counters {
+            lines: cells
+                .iter()
+                .filter(|cell| cell.ready != 0)
+                .map(|cell| line_counts(cell, &cells, repeats_known))
+                .collect(),
+            cpus: self
+                .banks
+                .iter()
+                .zip(0..)
+                .map(|(bank, cpu)| cpu_counts(cpu, &bank))
+                .collect(),
+        }
+    }
+
+    /// Each probe, its state and why.
+    #[must_use]
+    pub fn probes(&self) -> Vec<Probe> {
+        let attached = self.read();
+        let mut probes: Vec<Probe> = attached
+            .attachments
+            .iter()
+            .map(|attachment| {
+                let statistics = descriptor(&attached.ebpf, attachment.program)
+                    .map(|descriptor| fdinfo::read(&self.options.roots.procfs, descriptor))
+                    .unwrap_or_default();
+                Probe {
+                    name: attachment.program.to_owned(),
+                    state: attachment.state,
+                    mechanism: RAW_TRACEPOINT.to_owned(),
+                    reason: attachment.reason.clone(),
+                    missed_runs: statistics.recursion_misses,
+                    runs: statistics.run_count,
+                }
+            })
+            .collect();
+        let (state, reason) = match &self.repeats_unknown {
+            None => (ProbeState::Attached, None),
+            Some(reason) => (ProbeState::Unsupported, Some(reason.clone())),
+        };
+        probes.push(capability(REPEATED_RUNS, "kstat.irqs_sum", state, reason));
+        let (state, reason) = match self.options.level {
+            Level::Timing => (ProbeState::Attached, None),
+            Level::Counters => (
+                ProbeState::NotApplicable,
+                Some("--level counters reads no clock".to_owned()),
+            ),
+        };
+        probes.push(capability(HANDLER_TIME, "bpf_ktime_get_ns", state, reason));
+        probes
+    }
+
+    /// Bytes of the mapped arrays.
+    #[must_use]
+    pub fn map_bytes(&self) -> usize {
+        self.sizes.bytes()
+    }
+
+    /// Runs a loaded program once with the given tracepoint arguments
+    /// (BPF_PROG_TEST_RUN), for tests and benchmarks. Several threads may do so
+    /// at once. Do not use it on a program that is attached.
+    ///
+    /// # Errors
+    /// If there is no such program, or the kernel refuses.
+    pub fn test_run(&self, program: &str, args: [u64; 12]) -> anyhow::Result<()> {
+        let attached = self.read();
+        let found = attached
+            .ebpf
+            .program(program)
+            .ok_or_else(|| anyhow::anyhow!("no program {program}"))?;
+        let found: &RawTracePoint = found.try_into()?;
+        found.test_run(RawTracePointRunOptions { args, cpu: None })?;
+        Ok(())
+    }
+
+    // A panic while the lock was held leaves programs and links as they were.
+
+    fn read(&self) -> RwLockReadGuard<'_, Attached> {
+        self.attached.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Attached> {
+        self.attached
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A line of the probe list for what is no hook of its own.
+fn capability(name: &str, mechanism: &str, state: ProbeState, reason: Option<String>) -> Probe {
+    Probe {
+        name: name.to_owned(),
+        state,
+        mechanism: mechanism.to_owned(),
+        reason,
+        missed_runs: None,
+        runs: None,
+    }
+}
+
+fn raw_tracepoint<'a>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut RawTracePoint> {
+    let program = ebpf
+        .program_mut(name)
+        .ok_or_else(|| anyhow::anyhow!("the eBPF object has no such program"))?;
+    Ok(program.try_into()?)
+}
+
+fn descriptor(ebpf: &Ebpf, name: &str) -> Option<i32> {
+    use std::os::fd::AsFd as _;
+    let program: &RawTracePoint = ebpf.program(name)?.try_into().ok()?;
+    Some(program.fd().ok()?.as_fd().as_raw_fd())
+}
+
+fn map<T>(ebpf: &Ebpf, name: &'static str, length: u32) -> Result<MappedArray<T>, LoadError> {
+    let failed = |source: anyhow::Error| LoadError::Map { map: name, source };
+    let found = ebpf
+        .map(name)
+        .ok_or_else(|| failed(anyhow::anyhow!("the eBPF object has no such map")))?;
+    let aya::maps::Map::Array(data) = found else {
+        return Err(failed(anyhow::anyhow!("is no array")));
+    };
+    MappedArray::new(data.fd(), length).map_err(|error| failed(error.into()))
+}
+
+fn fill_queue(ebpf: &mut Ebpf, slots: u32) -> Result<(), LoadError> {
+    let failed = |source: anyhow::Error| LoadError::Map {
+        map: "FREE_SLOTS",
+        source,
+    };
+    let map = ebpf
+        .map_mut("FREE_SLOTS")
+        .ok_or_else(|| failed(anyhow::anyhow!("the eBPF object has no such map")))?;
+    let mut queue: Queue<&mut MapData, u32> = map
+        .try_into()
+        .map_err(|error: MapError| failed(error.into()))?;
+    for slot in 0..slots {
+        queue.push(slot, 0).map_err(|error| failed(error.into()))?;
+    }
+    Ok(())
+}
+
+/// Tells a missing module from a refusal from a fault of ours.
+fn why_not_attached(program: &str, error: &anyhow::Error) -> (ProbeState, String) {
+    let errno = error
+        .chain()
+        .find_map(|cause| match cause.downcast_ref::<io::Error>() {
+            Some(error) => error.raw_os_error(),
+            None => match cause.downcast_ref::<ProgramError>() {
+                Some(ProgramError::SyscallError(error)) => error.io_error.raw_os_error(),
+                _ => None,
+            },
+        });
+    const ENOENT: i32 = nix::errno::Errno::ENOENT as i32;
+    const EPERM: i32 = nix::errno::Errno::EPERM as i32;
+    const EACCES: i32 = nix::errno::Errno::EACCES as i32;
+    match errno {
+        Some(ENOENT) if program == NVME_SQ => (
+            ProbeState::NotApplicable,
+            "nvme_core is not loaded; attaches when it is".to_owned(),
+        ),
+        Some(ENOENT) => (
+            ProbeState::Unsupported,
+            format!("this kernel has no tracepoint {program}"),
+        ),
+        Some(EPERM | EACCES) => (
+            ProbeState::Blocked,
+            format!(
+                "{error:#}; CAP_BPF and CAP_PERFMON are needed, and kernel lockdown must not be confidentiality"
+            ),
+        ),
+        _ => (ProbeState::Broken, format!("{error:#}")),
+    }
+}
+
+fn line_counts(cell: &LineCell, cells: &[LineCell], repeats_known: bool) -> LineCounts {
+    let LineCell {
+        depth0_runs,
+        nested_runs,
+        unhandled_runs,
+        repeated_runs,
+        inclusive_ns,
+        self_ns,
+        completions,
+        child_runs,
+        child_unhandled_runs,
+        child_completions,
+        last_irqs_sum: _,
+        last_action: _,
+        last_cpu: _,
+        parent,
+        reserved: _,
+        irq,
+        kind,
+        next: _,
+        ready: _,
+        name,
+        reserved_tail: _,
+    } = *cell;
+    let parent = parent
+        .checked_sub(1)
+        .and_then(|slot| cells.get(slot as usize));
+    LineCounts {
+        irq,
+        action: String::from_utf8_lossy(&name.bytes().collect::<Vec<_>>()).into_owned(),
+        kind: match kind {
+            kind::VMD_VECTOR => LineKind::VmdVector,
+            kind::NVME => LineKind::Nvme,
+            kind::OTHER_CHILD => LineKind::OtherChild,
+            _ => LineKind::Watched,
+        },
+        controller: None,
+        disk: None,
+        path: None,
+        parent_irq: parent.map(|parent| parent.irq),
+        depth0_runs,
+        nested_runs,
+        unhandled_runs,
+        repeated_runs: repeats_known.then_some(repeated_runs),
+        inclusive_ns,
+        self_ns,
+        completions,
+        child_runs,
+        child_unhandled_runs,
+        child_completions,
+    }
+}
+
+fn cpu_counts(cpu: u32, bank: &CpuBank) -> CpuCounts {
+    let CpuBank {
+        depth: _,
+        generation: _,
+        interrupt_ns,
+        depth0_runs,
+        completions_outside,
+        unassigned_runs,
+        unassigned_completions,
+        lost_frames,
+        unmatched_exits,
+        overflowed_runs,
+        unreadable_actions,
+        out_of_range_runs,
+        reserved: _,
+        frames: _,
+    } = *bank;
+    CpuCounts {
+        cpu,
+        interrupt_ns,
+        depth0_runs,
+        completions_outside,
+        unassigned_runs,
+        unassigned_completions,
+        lost_frames,
+        unmatched_exits,
+        overflowed_runs,
+        unreadable_actions,
+        out_of_range_runs,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_stay_small_on_the_largest_host_we_plan_for() {
+        // 8 VMDs of 64 vectors, 24 disks each with 257 lines, 256 CPUs, and 2,000 other lines.
+        let lines = 8 * (64 + 24 * 257) + 2_000;
+        let sizes = Sizes::for_host(256, lines);
+        assert!(sizes.slots > lines && sizes.interrupts > lines);
+        assert!(sizes.bytes() < 16 << 20, "{} bytes", sizes.bytes());
+    }
+
+    #[test]
+    fn reasons_are_told_apart() {
+        let errno = |code| anyhow::Error::from(io::Error::from_raw_os_error(code));
+        assert_eq!(
+            why_not_attached(NVME_SQ, &errno(2)).0,
+            ProbeState::NotApplicable
+        );
+        assert_eq!(
+            why_not_attached(IRQ_HANDLER_ENTRY, &errno(2)).0,
+            ProbeState::Unsupported
+        );
+        assert_eq!(why_not_attached(IRQ_HANDLER_ENTRY, &errno(1)).0, ProbeState::Blocked);
+        assert_eq!(why_not_attached(IRQ_HANDLER_ENTRY, &errno(22)).0, ProbeState::Broken);
+    }
+}

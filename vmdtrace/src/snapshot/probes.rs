@@ -1,0 +1,93 @@
+//! What the probes of a [`Snapshot`] say of its counters: a zero is only a
+//! zero where something was counting.
+
+use super::{Probe, ProbeState, Snapshot};
+
+/// Raw tracepoint at the start of a handler run.
+pub const IRQ_HANDLER_ENTRY: &str = "irq_handler_entry";
+/// Raw tracepoint at the end of a handler run.
+pub const IRQ_HANDLER_EXIT: &str = "irq_handler_exit";
+/// Raw tracepoint of an NVMe completion.
+pub const NVME_SQ: &str = "nvme_sq";
+/// Not a hook: whether runs that the kernel repeated can be told.
+pub const REPEATED_RUNS: &str = "repeated_runs";
+/// Not a hook: whether the time in handlers is measured (see
+/// [`Level`](super::source::Level)). Measured unless this says otherwise.
+pub const HANDLER_TIME: &str = "handler_time";
+
+/// Which of the counters mean anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    pub interrupts: bool,
+    pub handler_time: bool,
+    pub repeated_runs: bool,
+    pub completions: bool,
+}
+
+impl Snapshot {
+    /// The probe of this name.
+    #[must_use]
+    pub fn probe(&self, name: &str) -> Option<&Probe> {
+        self.probes.iter().find(|probe| probe.name == name)
+    }
+
+    /// Whether interrupts are being counted; if not, why not.
+    pub fn interrupt_accounting(&self) -> Result<(), String> {
+        for name in [IRQ_HANDLER_EXIT, IRQ_HANDLER_ENTRY] {
+            match self.probe(name) {
+                Some(Probe {
+                    state: ProbeState::Attached,
+                    ..
+                }) => {}
+                Some(Probe { state, reason, .. }) => {
+                    let reason = reason.as_deref().unwrap_or("no reason given");
+                    return Err(format!("probe {name} is {state}: {reason}"));
+                }
+                None => return Err(format!("probe {name} was not loaded")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Which of the counters mean anything.
+    #[must_use]
+    pub fn counted(&self) -> Counted {
+        let state = |name| self.probe(name).map(|probe| probe.state);
+        let interrupts = self.interrupt_accounting().is_ok();
+        let lines = &self.counters.lines;
+        Counted {
+            interrupts,
+            handler_time: interrupts
+                && matches!(state(HANDLER_TIME), None | Some(ProbeState::Attached)),
+            // One line that cannot tell makes every sum unknown.
+            repeated_runs: interrupts
+                && lines.iter().all(|line| line.repeated_runs.is_some())
+                && state(REPEATED_RUNS) == Some(ProbeState::Attached),
+            // Not applicable: no NVMe driver is loaded, so nothing completes.
+            completions: matches!(
+                state(NVME_SQ),
+                Some(ProbeState::Attached | ProbeState::NotApplicable)
+            ),
+        }
+    }
+}
+
+impl ProbeState {
+    /// The state in one word, the same everywhere it is shown.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Attached => "attached",
+            Self::Unsupported => "unsupported",
+            Self::NotApplicable => "not-applicable",
+            Self::Blocked => "blocked",
+            Self::Broken => "broken",
+        }
+    }
+}
+
+impl std::fmt::Display for ProbeState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

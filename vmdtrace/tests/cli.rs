@@ -1,0 +1,68 @@
+//! The command line, as its user meets it.
+
+use std::process::{Command, Output};
+
+fn vmdtrace(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_vmdtrace"))
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[test]
+fn tells_its_version() {
+    let output = vmdtrace(&["--version"]);
+    assert_eq!(output.status.code(), Some(0));
+    let version = concat!("vmdtrace ", env!("CARGO_PKG_VERSION"), "\n");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), version);
+}
+
+#[test]
+fn help_documents_the_exit_codes() {
+    let output = vmdtrace(&["--help"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(
+        String::from_utf8(output.stdout)
+            .unwrap()
+            .contains("Exit codes:")
+    );
+}
+
+#[test]
+fn a_wrong_value_is_one_clear_error() {
+    for (argument, parts) in [
+        (
+            "--web.listen-address=localhost",
+            ["--web.listen-address", "no port"],
+        ),
+        (
+            "--web.listen-address=::1:10973",
+            ["--web.listen-address", "brackets"],
+        ),
+        ("--web.max-requests=0", ["--web.max-requests", "1..=256"]),
+        ("--level=most", ["--level", "counters"]),
+        (
+            "--path.sysfs=/nonexistent",
+            ["--path.sysfs", "No such file"],
+        ),
+        (
+            "--path.procfs=/proc/version",
+            ["--path.procfs", "not a directory"],
+        ),
+        ("--also-lines=", ["--also-lines", "value is required"]),
+        ("--log.level=loud", ["--log.level", "debug"]),
+        ("--log.format=xml", ["--log.format", "json"]),
+    ] {
+        let output = vmdtrace(&["serve", argument]);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert_eq!(text.matches("error:").count(), 1, "{text}");
+        for part in parts {
+            assert!(text.contains(part), "{part} is missing: {text}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Tests that load the eBPF programs into the running kernel. Where that is not
+//! possible they report "ignored" with the reason.
+
+#![expect(
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking"
+)]
+
+mod disk_line;
+mod fixture;
+mod streams;
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use vmdtrace::{
+    host::{Roots, possible_cpus},
+    probes::{Options, Sizes, Tracer, object, privileges},
+    snapshot::source::Level,
+};
+
+/// Why no program can be loaded here; None if it can.
+fn obstacle() -> Option<String> {
+    if object::embedded().is_none() {
+        return Some("built without the eBPF object: run `cargo xtask test`".into());
+    }
+    match privileges::missing(&Roots::default()) {
+        Ok(missing) => missing.map(|missing| format!("missing {missing}")),
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+fn tracer(slots: u32, also_lines: &[&str]) -> Tracer {
+    let options = Options {
+        sizes: Sizes {
+            cpus: cpus(),
+            interrupts: 1024,
+            slots,
+        },
+        level: Level::Timing,
+        also_lines: also_lines.iter().map(|glob| (*glob).to_owned()).collect(),
+        roots: Roots::default(),
+    };
+    Tracer::load(options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// CPUs the programs may run on.
+fn cpus() -> u32 {
+    possible_cpus(&Roots::default()).unwrap()
+}
+
+fn kernel_test(name: &str, test: fn() -> Result<Completion, Failed>) -> Trial {
+    Trial::ignorable_test(name, move || match obstacle() {
+        Some(reason) => Ok(Completion::ignored_with(reason)),
+        None => test(),
+    })
+}
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // The streams pin threads to CPUs, and counts of the disk's line are read
+    // at rest: one test at a time.
+    arguments.test_threads = Some(1);
+    let trials = vec![
+        kernel_test(
+            "loaded_programs_equal_the_naive_model",
+            streams::loaded_programs_equal_the_model,
+        ),
+        kernel_test(
+            "two_cpus_learn_unknown_lines_at_once",
+            streams::two_cpus_learn_at_once,
+        ),
+        kernel_test(
+            "level_counters_reads_no_clock",
+            streams::level_counters_reads_no_clock,
+        ),
+        kernel_test(
+            "the_disk_line_agrees_with_the_kernel",
+            disk_line::agrees_with_the_kernel,
+        ),
+    ];
+    libtest_mimic::run(&arguments, trials).exit_code()
+}

@@ -1,0 +1,261 @@
+//! Event streams fed to the loaded programs through BPF_PROG_TEST_RUN: what
+//! they count equals the naive model to the last unit (times excepted). Names
+//! are learned from kernel memory, no table is filled in advance.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    sync::Barrier,
+    thread,
+};
+
+use libtest_mimic::{Completion, Failed};
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
+use proptest::{
+    prelude::*,
+    test_runner::{Config, TestRunner},
+};
+use vmdtrace::{
+    host::Roots,
+    probes::{Options, Sizes, Tracer},
+    snapshot::{Counters, LineKind, source::Level},
+};
+use vmdtrace_common::{
+    cells::kind,
+    model::{self, Event, Model, any_stream},
+};
+
+use crate::{cpus, fixture::Actions, tracer};
+
+/// Globs of the model's watched lines.
+const WATCHED: &[&str] = &["virtio*"];
+
+/// Puts this thread on a CPU; false if it may not run there.
+fn pin(cpu: usize) -> bool {
+    let mut set = CpuSet::new();
+    set.set(cpu).is_ok() && sched_setaffinity(Pid::from_raw(0), &set).is_ok()
+}
+
+fn feed(tracer: &Tracer, actions: &mut Actions, event: &Event) {
+    let mut args = [0; 12];
+    let program = match *event {
+        Event::Enter { irq, action } => {
+            args[..2].copy_from_slice(&[irq.into(), actions.address(action)]);
+            "irq_handler_entry"
+        }
+        Event::Exit {
+            irq,
+            action,
+            handled,
+        } => {
+            args[..3].copy_from_slice(&[irq.into(), actions.address(action), handled.into()]);
+            "irq_handler_exit"
+        }
+        Event::Completion => "nvme_sq",
+        Event::NewGeneration => return tracer.raise_generation(),
+        Event::Rename { action, name } => return actions.rename(action, name),
+        Event::Counted => return,
+    };
+    tracer
+        .test_run(program, args)
+        .unwrap_or_else(|error| panic!("{program}: {error:#}"));
+}
+
+/// The kernel's counters in the model's terms.
+fn lines(counters: &Counters) -> BTreeMap<(u32, String), model::Line> {
+    let names: BTreeMap<u32, String> = counters
+        .lines
+        .iter()
+        .filter(|line| line.kind == LineKind::VmdVector)
+        .map(|line| (line.irq, line.action.clone()))
+        .collect();
+    counters
+        .lines
+        .iter()
+        .map(|line| {
+            let seen = model::Line {
+                kind: match line.kind {
+                    LineKind::VmdVector => kind::VMD_VECTOR,
+                    LineKind::Nvme => kind::NVME,
+                    LineKind::OtherChild => kind::OTHER_CHILD,
+                    LineKind::Watched => kind::WATCHED,
+                },
+                depth0_runs: line.depth0_runs,
+                nested_runs: line.nested_runs,
+                unhandled_runs: line.unhandled_runs,
+                repeated_runs: line.repeated_runs.unwrap_or(0),
+                completions: line.completions,
+                child_runs: line.child_runs,
+                child_unhandled_runs: line.child_unhandled_runs,
+                child_completions: line.child_completions,
+                parent: line
+                    .parent_irq
+                    .and_then(|irq| Some((irq, names.get(&irq)?.clone()))),
+            };
+            ((line.irq, line.action.clone()), seen)
+        })
+        .collect()
+}
+
+fn assert_equal(counters: &Counters, model: &Model) -> Result<(), TestCaseError> {
+    let mut seen = lines(counters);
+    let mut expected = model.lines.clone();
+    // Several vectors' names on one number: the parent's name is not told.
+    for line in seen.values_mut().chain(expected.values_mut()) {
+        if let Some((_, name)) = &mut line.parent {
+            name.clear();
+        }
+    }
+    prop_assert_eq!(seen, expected);
+    for (cpu, expected) in model.cpus.iter().enumerate() {
+        let counts = &counters.cpus[cpu];
+        let seen = model::Cpu {
+            depth0_runs: counts.depth0_runs,
+            completions_outside: counts.completions_outside,
+            unassigned_runs: counts.unassigned_runs,
+            unassigned_completions: counts.unassigned_completions,
+            lost_frames: counts.lost_frames,
+            unmatched_exits: counts.unmatched_exits,
+            overflowed_runs: counts.overflowed_runs,
+            unreadable_actions: counts.unreadable_actions,
+        };
+        prop_assert_eq!(&seen, expected, "CPU {}", cpu);
+        prop_assert_eq!(counts.out_of_range_runs, 0);
+    }
+    Ok(())
+}
+
+pub(crate) fn loaded_programs_equal_the_model() -> Result<Completion, Failed> {
+    let actions = match Actions::new() {
+        Ok(actions) => RefCell::new(actions),
+        Err(reason) => return Ok(Completion::ignored_with(reason)),
+    };
+    let mut runner = TestRunner::new(Config {
+        cases: 48,
+        failure_persistence: None,
+        ..Config::default()
+    });
+    let cpu_count = cpus().min(2) as usize;
+    let runs = Cell::new(0u64);
+    let strategy = (any_stream(cpu_count, 60), 1..12u32);
+    runner
+        .run(&strategy, |(stream, slots)| {
+            let tracer = tracer(slots, WATCHED);
+            let mut actions = actions.borrow_mut();
+            let mut model = Model::new(cpu_count, slots as usize, false);
+            for (cpu, event) in &stream {
+                prop_assert!(pin(*cpu), "may not run on CPU {}", cpu);
+                model.feed(*cpu, event);
+                feed(&tracer, &mut actions, event);
+            }
+            runs.set(runs.get() + model.cpus.iter().map(|cpu| cpu.depth0_runs).sum::<u64>());
+            assert_equal(&tracer.counters(), &model)
+        })
+        .map_err(|error| error.to_string())?;
+    if runs.get() < 500 {
+        return Err(format!(
+            "only {} depth-0 runs in all streams: they test nothing",
+            runs.get()
+        )
+        .into());
+    }
+    Ok(Completion::Completed)
+}
+
+pub(crate) fn two_cpus_learn_at_once() -> Result<Completion, Failed> {
+    if cpus() < 2 || !pin(1) {
+        return Ok(Completion::ignored_with("needs two CPUs"));
+    }
+    let mut actions = match Actions::new() {
+        Ok(actions) => actions,
+        Err(reason) => return Ok(Completion::ignored_with(reason)),
+    };
+    actions.rename(0, Some("nvme0q1"));
+    actions.rename(1, Some("nvme1q1"));
+    const LINES: u32 = 400;
+    const ROUNDS: u64 = 5;
+    let tracer = tracer(2 * LINES, &[]);
+    let barrier = Barrier::new(2);
+    thread::scope(|scope| {
+        for cpu in 0..2u32 {
+            let (tracer, barrier) = (&tracer, &barrier);
+            let action = actions.address(cpu as usize);
+            scope.spawn(move || {
+                assert!(pin(cpu as usize), "may not run on CPU {cpu}");
+                barrier.wait();
+                for _ in 0..ROUNDS {
+                    for line in 0..LINES {
+                        let irq = u64::from(1 + 2 * line + cpu);
+                        let mut args = [0; 12];
+                        args[..3].copy_from_slice(&[irq, action, 1]);
+                        tracer.test_run("irq_handler_entry", args).unwrap();
+                        tracer.test_run("irq_handler_exit", args).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    let counters = tracer.counters();
+    let expected: BTreeMap<(u32, String), u64> = (0..2 * LINES)
+        .map(|index| ((1 + index, format!("nvme{}q1", index % 2)), ROUNDS))
+        .collect();
+    let seen: BTreeMap<(u32, String), u64> = counters
+        .lines
+        .iter()
+        .map(|line| ((line.irq, line.action.clone()), line.depth0_runs))
+        .collect();
+    if counters.lines.len() != seen.len() {
+        return Err("two slots for one line".into());
+    }
+    assert_eq!(seen, expected);
+    assert!(
+        counters
+            .cpus
+            .iter()
+            .all(|cpu| cpu.unassigned_runs == 0 && cpu.lost_frames == 0)
+    );
+    Ok(Completion::Completed)
+}
+
+pub(crate) fn level_counters_reads_no_clock() -> Result<Completion, Failed> {
+    let mut actions = match Actions::new() {
+        Ok(actions) => actions,
+        Err(reason) => return Ok(Completion::ignored_with(reason)),
+    };
+    actions.rename(0, Some("nvme0q1"));
+    let mut times = Vec::new();
+    for level in [Level::Counters, Level::Timing] {
+        let options = Options {
+            sizes: Sizes {
+                cpus: cpus(),
+                interrupts: 16,
+                slots: 4,
+            },
+            level,
+            also_lines: Vec::new(),
+            roots: Roots::default(),
+        };
+        let tracer = Tracer::load(options).map_err(|error| error.to_string())?;
+        if !pin(0) {
+            return Ok(Completion::ignored_with("may not run on CPU 0"));
+        }
+        feed(&tracer, &mut actions, &Event::Enter { irq: 3, action: 0 });
+        feed(
+            &tracer,
+            &mut actions,
+            &Event::Exit {
+                irq: 3,
+                action: 0,
+                handled: true,
+            },
+        );
+        let counters = tracer.counters();
+        assert_eq!(counters.lines[0].depth0_runs, 1);
+        times.push(counters.lines[0].inclusive_ns > 0);
+    }
+    assert_eq!(times, [false, true]);
+    Ok(Completion::Completed)
+}

@@ -1,0 +1,159 @@
+//! The whole daemon in this process, with a source of Snapshots made by hand.
+//! One test only: signals and logging belong to the whole process.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Parser as _;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use vmdtrace::cli::{Cli, Command};
+use vmdtrace::commands::serve;
+use vmdtrace::host::topology::Topology;
+use vmdtrace::snapshot::source::{Level, SnapshotError, SnapshotSource};
+use vmdtrace::snapshot::{Counters, Host, Snapshot};
+
+/// Only a failure waits for this long.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[derive(Default)]
+struct FakeSource {
+    attach_pending: AtomicUsize,
+    topology_changed: AtomicUsize,
+}
+
+impl SnapshotSource for FakeSource {
+    fn snapshot(&self) -> Result<Snapshot, SnapshotError> {
+        Ok(Snapshot {
+            taken_ns: 0,
+            host: Host::default(),
+            topology: Topology::default(),
+            counters: Counters::default(),
+            probes: Vec::new(),
+        })
+    }
+
+    fn attach_pending(&self) {
+        self.attach_pending.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn topology_changed(&self) {
+        self.topology_changed.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn serves_until_sigterm_and_sleeps_between_scrapes() {
+    let (first, second) = (free_port(), free_port());
+    let arguments = [
+        "vmdtrace",
+        "serve",
+        &format!("--web.listen-address=127.0.0.1:{first}"),
+        &format!("--web.listen-address=localhost:{second}"),
+        "--also-lines=virtio*",
+        "--level=counters",
+        "--log.level=warn",
+    ];
+    let Command::Serve(args) = Cli::try_parse_from(arguments).unwrap().command else {
+        panic!("not serve");
+    };
+    let source = Arc::new(FakeSource::default());
+    let opened = Arc::clone(&source);
+    let daemon = std::thread::Builder::new()
+        .name("daemon".to_owned())
+        .spawn(move || {
+            serve::run(args, |options| {
+                assert_eq!(options.also_lines, ["virtio*"]);
+                assert_eq!(options.level, Level::Counters);
+                Ok(opened)
+            })
+        })
+        .unwrap();
+
+    let started = Instant::now();
+    let mut answer = None;
+    while answer.is_none() && started.elapsed() < PATIENCE {
+        answer = get(first, "/healthz");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(answer.unwrap().ends_with("ok\n"));
+    assert!(
+        get(second, "/metrics")
+            .unwrap()
+            .contains("vmdtrace_build_info{")
+    );
+    assert!(get(first, "/readyz").unwrap().contains("503"));
+    // What changed before the daemon listened for changes was not missed.
+    assert!(source.attach_pending.load(Ordering::SeqCst) > 0);
+    assert!(source.topology_changed.load(Ordering::SeqCst) > 0);
+
+    // Devices of this machine may send uevents at any time; a timer of ours
+    // would show in every window.
+    let quiet = (0..5).any(|_| {
+        std::thread::sleep(Duration::from_millis(200));
+        let before = wake_ups();
+        std::thread::sleep(Duration::from_secs(1));
+        wake_ups() == before
+    });
+    assert!(quiet, "the daemon wakes up without a request");
+
+    kill(Pid::this(), Signal::SIGTERM).unwrap();
+    let started = Instant::now();
+    while !daemon.is_finished() && started.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(daemon.is_finished(), "SIGTERM did not stop it");
+    daemon.join().unwrap().unwrap();
+    assert_eq!(get(first, "/healthz"), None);
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
+}
+
+/// The whole answer, or nothing while nobody listens.
+fn get(port: u16, path: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    Some(answer)
+}
+
+/// How often each of the daemon's threads gave up the CPU and came back, as
+/// (thread, switches).
+fn wake_ups() -> Vec<(String, String)> {
+    let mut counts: Vec<_> = fs::read_dir("/proc/self/task")
+        .unwrap()
+        .map(|task| task.unwrap().path())
+        .filter_map(|task| {
+            let name = fs::read_to_string(task.join("comm"))
+                .ok()?
+                .trim()
+                .to_owned();
+            let ours = ["daemon", "tokio-rt-worker", "uevents"].contains(&name.as_str());
+            let status = ours
+                .then(|| fs::read_to_string(task.join("status")).ok())
+                .flatten()?;
+            let switches = status
+                .lines()
+                .find(|line| line.starts_with("voluntary_ctxt"))?;
+            Some((format!("{name} {}", task.display()), switches.to_owned()))
+        })
+        .collect();
+    counts.sort();
+    assert!(
+        counts.len() >= 3,
+        "not all threads of the daemon were found: {counts:?}"
+    );
+    counts
+}
