@@ -18,12 +18,15 @@ struct Cli {
 enum Command {
     Setup(commands::setup::Args),
     Build(commands::build::Args),
+    /// Serve an emulated VMD with NVMe disks to one QEMU
+    Device(commands::device::Args),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Setup(args) => commands::setup::run(&args),
         Command::Build(args) => commands::build::run(&args),
+        Command::Device(args) => commands::device::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,1 +1,36 @@
-//! Placeholder
+//! The virtual server: QEMU, an unmodified kernel, emulated VMD controllers with
+//! NVMe disks, and a command channel into the guest.
+
+mod artifacts;
+mod channel;
+mod child;
+mod command;
+mod controller;
+mod disks;
+mod error;
+pub mod experiment;
+mod fio;
+mod guest;
+mod http;
+mod initramfs;
+pub mod interrupt;
+mod interrupts;
+mod modules;
+mod parent_death;
+mod prometheus;
+mod qemu;
+mod scrape;
+
+pub use artifacts::{Artifacts, VMDTRACE};
+pub use command::{Background, GuestCommand, Output};
+pub use controller::Controller;
+pub use disks::GuestDisk;
+pub use error::{LabError, Result};
+pub use fio::{Bound, CpuList, Done, Load};
+pub use guest::{Guest, GuestConfig, GuestFile};
+pub use http::HttpResponse;
+pub use interrupts::{KernelCounts, KernelLine, disk_of_action, is_vmd_action};
+pub use lab_agent::Exit;
+pub use nix::sys::signal::Signal;
+pub use prometheus::{Prometheus, RawSeries, Target};
+pub use scrape::{Sample, Scrape};

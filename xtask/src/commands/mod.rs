@@ -1,4 +1,5 @@
 //! One module per command.
 
 pub(crate) mod build;
+pub(crate) mod device;
 pub(crate) mod setup;

@@ -1,0 +1,90 @@
+//! What a virtual server is built from.
+
+use std::path::PathBuf;
+
+use xtask_setup::{GuestPrograms, Kernel, Profile, Qemu, Setup};
+
+use crate::error::{LabError, Result};
+use crate::initramfs::Archive;
+use crate::modules::{Module, Modules};
+
+/// Modules the agent needs before it can talk to the host.
+const CHANNEL_MODULES: [&str; 2] = ["virtio_pci", "virtio_console"];
+/// Modules that are in every guest; which are loaded, and when, is another thing.
+const MODULES: [&str; 3] = ["virtio_net", "vmd", "nvme"];
+/// Where modules are in the guest.
+const MODULE_FOLDER: &str = "/lib/modules";
+/// Where the guest's daemon is.
+pub const VMDTRACE: &str = "/bin/vmdtrace";
+
+/// Everything that a guest is made of and that does not change between boots.
+#[derive(Clone, Debug)]
+pub struct Artifacts {
+    pub qemu: Qemu,
+    pub kernel: Kernel,
+    pub programs: GuestPrograms,
+    /// The static program that is PID 1 of the guest (package `lab-agent`).
+    pub agent: PathBuf,
+    /// The static daemon; it is put in the guest as [`VMDTRACE`].
+    pub vmdtrace: Option<PathBuf>,
+    /// The program that serves an emulated device when called as
+    /// `PROGRAM device ARGUMENTS`.
+    pub device_server: PathBuf,
+    /// Folder for finished initramfs archives.
+    pub cache: PathBuf,
+}
+
+/// The path of a module in the guest.
+pub(crate) fn module_path(name: &str) -> String {
+    format!("{MODULE_FOLDER}/{name}.ko")
+}
+
+impl Artifacts {
+    /// Gets and builds all parts but the daemon. The device server is this very
+    /// program, which therefore has to have the command `device`.
+    ///
+    /// # Errors
+    /// When a part cannot be had.
+    pub fn prepare(setup: &Setup, series: &str, vmdtrace: Option<PathBuf>) -> Result<Self> {
+        Ok(Self {
+            qemu: setup.qemu()?,
+            kernel: setup.kernel(series)?,
+            programs: setup.guest_programs()?,
+            agent: setup.static_binary("lab-agent", "lab-agent", Profile::Release)?,
+            vmdtrace,
+            device_server: std::env::current_exe()
+                .map_err(LabError::io("cannot tell which program this is"))?,
+            cache: setup.cache().path("initramfs"),
+        })
+    }
+
+    pub(crate) fn modules(&self, names: &[String]) -> Result<Vec<Module>> {
+        Modules::open(&self.kernel.modules)?.resolve(names)
+    }
+
+    /// The part of the initramfs that is the same for every boot of this kernel.
+    pub(crate) fn base(&self) -> Result<Archive> {
+        let mut archive = Archive::default();
+        archive.console();
+        archive.file("/bin/busybox", 0o755, &self.programs.busybox);
+        let fio = &self.programs.fio;
+        archive.file("/bin/fio", 0o755, &fio.path);
+        for (on_host, in_guest) in &fio.loader_and_libraries {
+            archive.file(in_guest, 0o755, on_host);
+        }
+        let modules = Modules::open(&self.kernel.modules)?;
+        let at_boot = modules.resolve(&CHANNEL_MODULES.map(str::to_owned))?;
+        let order: String = at_boot
+            .iter()
+            .map(|it| module_path(&it.name) + "\n")
+            .collect();
+        archive.bytes(lab_agent::BOOT_MODULES, 0o644, order);
+        for module in at_boot
+            .into_iter()
+            .chain(modules.resolve(&MODULES.map(str::to_owned))?)
+        {
+            archive.bytes(&module_path(&module.name), 0o644, module.content);
+        }
+        Ok(archive)
+    }
+}

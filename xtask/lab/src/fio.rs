@@ -1,0 +1,288 @@
+//! fio in the guest: its arguments and its results.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::command::GuestCommand;
+use crate::error::{LabError, Result};
+
+/// Bytes of one read.
+const BLOCK: u64 = 4096;
+
+/// When fio stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    Time(Duration),
+    /// So many reads on each disk.
+    Reads(u64),
+}
+
+/// A load of random 4 KiB reads through io_uring, one fio thread for each disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Block devices, such as `nvme3n1`.
+    pub disks: Vec<String>,
+    /// The CPUs that the threads are spread over, one CPU for each thread, in
+    /// turn.
+    pub cpus: CpuList,
+    /// Reads in flight on each disk.
+    pub depth: u32,
+    pub bound: Bound,
+}
+
+impl Load {
+    /// The command that runs it.
+    #[must_use]
+    pub fn command(&self) -> GuestCommand {
+        let mut arguments = vec![
+            "--output-format=json".to_owned(),
+            "--ioengine=io_uring".to_owned(),
+            "--direct=1".to_owned(),
+            "--rw=randread".to_owned(),
+            format!("--bs={BLOCK}"),
+            format!("--iodepth={}", self.depth),
+            "--thread=1".to_owned(),
+            format!("--cpus_allowed={}", self.cpus),
+            "--cpus_allowed_policy=split".to_owned(),
+            // Nothing but the reads themselves: no clock for each of them, no map
+            // of blocks read, no flush of the page cache.
+            "--gtod_reduce=1".to_owned(),
+            "--norandommap=1".to_owned(),
+            "--invalidate=0".to_owned(),
+        ];
+        match self.bound {
+            Bound::Time(time) => {
+                arguments.push("--time_based=1".to_owned());
+                arguments.push(format!("--runtime={}ms", time.as_millis()));
+            }
+            Bound::Reads(reads) => {
+                arguments.push(format!("--io_size={}", reads * BLOCK));
+            }
+        }
+        for disk in &self.disks {
+            arguments.push(format!("--name={disk}"));
+            arguments.push(format!("--filename=/dev/{disk}"));
+        }
+        GuestCommand::new("fio").args(arguments)
+    }
+}
+
+/// What fio says it did.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Done {
+    /// Reads, by disk in the order of the load. fio counts a read when it is
+    /// queued, and waits at the end for all that are in flight (`td_io_queue` in
+    /// ioengines.c, `cleanup_pending_aio` in backend.c): the count is exact.
+    pub reads: Vec<u64>,
+    /// From the first to the last read of the slowest thread.
+    pub time: Duration,
+}
+
+impl Done {
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.reads.iter().sum()
+    }
+
+    /// Reads per second over the whole time.
+    #[must_use]
+    pub fn iops(&self) -> f64 {
+        if self.time.is_zero() {
+            0.0
+        } else {
+            self.total() as f64 / self.time.as_secs_f64()
+        }
+    }
+
+    /// Reads fio's JSON. It prints warnings before it, on the same stream.
+    ///
+    /// # Errors
+    /// When the text is something else, or fio reports an error or another
+    /// number of jobs than the load has.
+    pub fn parse(text: &str, load: &Load) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Report {
+            jobs: Vec<Job>,
+        }
+        #[derive(Deserialize)]
+        struct Job {
+            jobname: String,
+            error: i64,
+            read: Reads,
+        }
+        #[derive(Deserialize)]
+        struct Reads {
+            total_ios: u64,
+            runtime: u64,
+        }
+        let bad = |problem: &str| LabError::failed(format!("fio's report: {problem}"));
+        let start = text.find('{').ok_or_else(|| bad("no JSON"))?;
+        let report: Report =
+            serde_json::from_str(&text[start..]).map_err(|error| bad(&error.to_string()))?;
+        let names: Vec<_> = report.jobs.iter().map(|job| &job.jobname).collect();
+        if names != load.disks.iter().collect::<Vec<_>>() {
+            return Err(bad(&format!(
+                "jobs are {names:?}, expected {:?}",
+                load.disks
+            )));
+        }
+        if let Some(job) = report.jobs.iter().find(|job| job.error != 0) {
+            return Err(bad(&format!("error {} on {}", job.error, job.jobname)));
+        }
+        let slowest = report
+            .jobs
+            .iter()
+            .map(|job| job.read.runtime)
+            .max()
+            .unwrap_or_default();
+        Ok(Self {
+            reads: report.jobs.iter().map(|job| job.read.total_ios).collect(),
+            time: Duration::from_millis(slowest),
+        })
+    }
+}
+
+/// A list of CPUs, written as the kernel writes one: `0-3,8`.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(into = "String")]
+pub struct CpuList(Vec<u32>);
+
+impl CpuList {
+    /// The first CPUs of a machine.
+    #[must_use]
+    pub fn first(count: u32) -> Self {
+        Self((0..count).collect())
+    }
+
+    /// The first CPU of the list alone.
+    #[must_use]
+    pub fn only_first(&self) -> Self {
+        Self(self.0.first().copied().into_iter().collect())
+    }
+
+    #[must_use]
+    pub fn cpus(&self) -> &[u32] {
+        &self.0
+    }
+}
+
+impl std::str::FromStr for CpuList {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        const MAX: u32 = 4096;
+        let number = |part: &str| {
+            part.parse::<u32>()
+                .ok()
+                .filter(|cpu| *cpu < MAX)
+                .ok_or_else(|| format!("`{part}` in `{text}` is no CPU number: write `0-3,5`"))
+        };
+        let mut cpus = Vec::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let (first, last) = (number(first)?, number(last)?);
+            if first > last {
+                return Err(format!("`{part}` in `{text}` runs backwards"));
+            }
+            cpus.extend(first..=last);
+        }
+        cpus.sort_unstable();
+        cpus.dedup();
+        Ok(Self(cpus))
+    }
+}
+
+impl std::fmt::Display for CpuList {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut separator = "";
+        let mut rest = self.0.as_slice();
+        while let [first, ..] = rest {
+            let run = rest
+                .iter()
+                .zip(*first..)
+                .take_while(|(cpu, next)| *cpu == next)
+                .count();
+            match run {
+                1 => write!(formatter, "{separator}{first}")?,
+                _ => write!(formatter, "{separator}{first}-{}", rest[run - 1])?,
+            }
+            separator = ",";
+            rest = &rest[run..];
+        }
+        Ok(())
+    }
+}
+
+impl From<CpuList> for String {
+    fn from(list: CpuList) -> Self {
+        list.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load() -> Load {
+        Load {
+            disks: vec!["nvme0n1".to_owned(), "nvme4n1".to_owned()],
+            cpus: "0-2,5".parse().unwrap(),
+            depth: 16,
+            bound: Bound::Time(Duration::from_millis(1500)),
+        }
+    }
+
+    #[test]
+    fn each_disk_is_a_job_of_its_own() {
+        let text = load().command().to_string();
+        assert!(
+            text.starts_with("fio --output-format=json --ioengine=io_uring"),
+            "{text}"
+        );
+        assert!(
+            text.contains("--runtime=1500ms --name=nvme0n1 --filename=/dev/nvme0n1 --name=nvme4n1"),
+            "{text}"
+        );
+        assert!(
+            text.contains("--cpus_allowed=0-2,5 --cpus_allowed_policy=split"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn the_report_is_read_past_warnings() {
+        let text = r#"fio: a warning
+            {"fio version":"fio-3.39","jobs":[
+            {"jobname":"nvme0n1","error":0,"read":{"total_ios":1200,"runtime":1500,"iops":800.0}},
+            {"jobname":"nvme4n1","error":0,"read":{"total_ios":600,"runtime":2000,"iops":300.0}}]}"#;
+        let done = Done::parse(text, &load()).unwrap();
+        assert_eq!(done.reads, [1200, 600]);
+        assert!((done.iops() - 900.0).abs() < 1e-9);
+        let other = Load {
+            disks: vec!["nvme0n1".to_owned()],
+            ..load()
+        };
+        assert!(Done::parse(text, &other).is_err());
+        let failed = text.replacen("\"error\":0", "\"error\":5", 1);
+        let error = Done::parse(&failed, &load()).unwrap_err().to_string();
+        assert!(error.contains("error 5 on nvme0n1"), "{error}");
+        assert!(Done::parse("fio: no such engine", &load()).is_err());
+    }
+
+    #[test]
+    fn cpu_lists_are_read_and_written() {
+        for (text, cpus, shown) in [
+            ("0", vec![0], "0"),
+            ("0-3,8", vec![0, 1, 2, 3, 8], "0-3,8"),
+            ("5,1,0,5", vec![0, 1, 5], "0-1,5"),
+        ] {
+            let list: CpuList = text.parse().unwrap();
+            assert_eq!(list.cpus(), cpus);
+            assert_eq!(list.to_string(), shown);
+        }
+        for text in ["", "a", "3-1", "1-", "-1", "0,,1", "99999"] {
+            assert!(text.parse::<CpuList>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! A virtual server from its boot to its end.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lab_agent::{Answer, Request};
+use tempfile::TempDir;
+
+use crate::artifacts::{Artifacts, VMDTRACE, module_path};
+use crate::channel::Channel;
+use crate::child::Guarded;
+use crate::command::{Background, GuestCommand, Output, PROMPT, unexpected};
+use crate::controller::Controller;
+use crate::disks::{self, GuestDisk};
+use crate::error::{LabError, Log, Result};
+use crate::http::{self, HttpResponse};
+use crate::initramfs::{self, Archive};
+use crate::interrupt;
+use crate::interrupts::{self, KernelCounts};
+use crate::qemu::{GUEST_ADDRESS, Machine};
+use crate::scrape::Scrape;
+
+/// Files whose size is a few hundred bytes are read over the channel in no time;
+/// an HTTP request is served by the guest's daemon, which may have to wait for
+/// one of the guest's busy CPUs.
+const HTTP_LIMIT: Duration = Duration::from_secs(30);
+
+/// A file that is put in the guest before it boots.
+#[derive(Clone, Debug)]
+pub struct GuestFile {
+    pub on_host: PathBuf,
+    /// Absolute path in the guest.
+    pub in_guest: String,
+    pub mode: u32,
+}
+
+/// What kind of server to boot.
+#[derive(Clone, Debug)]
+pub struct GuestConfig {
+    pub cpus: u32,
+    pub memory_mib: u32,
+    pub controllers: Vec<vmd_device::Config>,
+    /// Modules to load, with what they need, before [`Guest::boot`] returns.
+    /// `vmd` and `nvme` are in every guest and can be loaded later.
+    pub modules: Vec<String>,
+    pub kernel_arguments: Vec<String>,
+    pub files: Vec<GuestFile>,
+    /// A port of the guest that is reached through a loopback port of the host.
+    pub guest_port: u16,
+    /// How long a boot may take.
+    pub boot_limit: Duration,
+    /// If the guest is not switched off in order, its logs are kept and named.
+    pub keep_logs: bool,
+}
+
+impl Default for GuestConfig {
+    fn default() -> Self {
+        Self {
+            cpus: 2,
+            memory_mib: 1024,
+            controllers: Vec::new(),
+            modules: vec!["vmd".to_owned(), "nvme".to_owned()],
+            kernel_arguments: Vec::new(),
+            files: Vec::new(),
+            guest_port: 10973,
+            boot_limit: Duration::from_secs(120),
+            keep_logs: false,
+        }
+    }
+}
+
+/// A running virtual server. Dropping it ends it at once and removes its files.
+#[derive(Debug)]
+pub struct Guest {
+    // Fields are dropped in this order.
+    channel: Arc<Channel>,
+    qemu: Mutex<Guarded>,
+    controllers: Vec<Controller>,
+    logs: Vec<Log>,
+    host_port: u16,
+    kernel_release: String,
+    artifacts: Artifacts,
+    keep_logs: bool,
+    folder: Option<TempDir>,
+}
+
+impl Guest {
+    /// Boots a server and loads its modules.
+    ///
+    /// # Errors
+    /// When a part is missing or does not start, or the guest does not come up in
+    /// time: with the ends of the console's, QEMU's and the devices' logs.
+    pub fn boot(artifacts: &Artifacts, config: &GuestConfig) -> Result<Self> {
+        interrupt::listen()?;
+        let folder = tempfile::Builder::new()
+            .prefix("vmdtrace-lab-")
+            .tempdir()
+            .map_err(LabError::io("cannot make a folder for temporary files"))?;
+        let initramfs = folder.path().join("initramfs");
+        let base = artifacts.base()?.cached(&artifacts.cache)?;
+        initramfs::join(&base, &overlay(artifacts, config), &initramfs)?;
+
+        let mut controllers = Vec::new();
+        for (index, controller) in config.controllers.iter().enumerate() {
+            let server = &artifacts.device_server;
+            controllers.push(Controller::start(server, index, controller, folder.path())?);
+        }
+        let console = folder.path().join("console.log");
+        let socket = folder.path().join("channel.socket");
+        let host_port = free_port()?;
+        let mut command = artifacts.qemu.command();
+        Machine {
+            cpus: config.cpus,
+            memory_mib: config.memory_mib,
+            kernel: &artifacts.kernel.vmlinuz,
+            initramfs: &initramfs,
+            kernel_arguments: &config.kernel_arguments,
+            console: &console,
+            channel: &socket,
+            devices: controllers
+                .iter()
+                .map(|it| it.socket().to_owned())
+                .collect(),
+            forward: (host_port, config.guest_port),
+        }
+        .add_to(&mut command);
+        let mut qemu = Guarded::spawn("QEMU", command, &folder.path().join("qemu.log"))?;
+
+        let mut logs = vec![Log {
+            of: "the guest's console".to_owned(),
+            path: console,
+        }];
+        logs.push(qemu.log());
+        logs.extend(controllers.iter().map(Controller::log));
+        let channel = connect(&mut qemu, &socket).map_err(|error| error.with_logs(&logs))?;
+        let hello = channel
+            .hello("booting the guest", config.boot_limit)
+            .map_err(|error| error.with_logs(&logs))?;
+        let guest = Self {
+            channel: Arc::new(channel),
+            qemu: Mutex::new(qemu),
+            controllers,
+            logs,
+            host_port,
+            kernel_release: hello.kernel_release,
+            artifacts: artifacts.clone(),
+            keep_logs: config.keep_logs,
+            folder: Some(folder),
+        };
+        // The kernel has unpacked it: its pages are better used otherwise.
+        std::fs::remove_file(&initramfs).map_err(LabError::path(&initramfs))?;
+        guest.start_network()?;
+        for module in &config.modules {
+            guest.load_module(module, "")?;
+        }
+        Ok(guest)
+    }
+
+    fn start_network(&self) -> Result<()> {
+        self.load_module("virtio_net", "")?;
+        let script = format!(
+            "ip link set lo up && ip addr add {GUEST_ADDRESS}/24 dev eth0 && ip link set eth0 up"
+        );
+        self.check(&GuestCommand::shell(script), PROMPT).map(drop)
+    }
+
+    /// Runs a program to its end.
+    ///
+    /// # Errors
+    /// When it cannot be started, or does not end in time (it is then killed),
+    /// or the guest does not answer. How it ended is for the caller to judge.
+    pub fn run(&self, command: &GuestCommand, limit: Duration) -> Result<Output> {
+        self.spawn(command)?.wait(limit)
+    }
+
+    /// Runs a program that has to succeed.
+    ///
+    /// # Errors
+    /// As [`Guest::run`]; and when it does not end with status 0, with what it
+    /// wrote.
+    pub fn check(&self, command: &GuestCommand, limit: Duration) -> Result<Output> {
+        let output = self.run(command, limit)?;
+        if output.success() {
+            return Ok(output);
+        }
+        let problem = format!("failed ({})", output.exit);
+        Err(output.error(command, &problem).with_logs(&self.logs))
+    }
+
+    /// Starts a program in the background.
+    ///
+    /// # Errors
+    /// When it cannot be started, or the guest does not answer.
+    pub fn spawn(&self, command: &GuestCommand) -> Result<Background> {
+        Background::start(&self.channel, &self.logs, command)
+    }
+
+    /// The content of a file of the guest.
+    ///
+    /// # Errors
+    /// When it cannot be read, or the guest does not answer.
+    pub fn read_file(&self, path: &str) -> Result<Vec<u8>> {
+        let what = format!("reading {path}");
+        let request = Request::ReadFile {
+            path: path.to_owned(),
+        };
+        match self.request(&what, request, Vec::new())? {
+            (Answer::Content, content) => Ok(content),
+            (answer, _) => Err(unexpected(&what, &answer)),
+        }
+    }
+
+    /// Writes a file in the guest; folders above it are made.
+    ///
+    /// # Errors
+    /// When it cannot be written, or the guest does not answer.
+    pub fn write_file(&self, path: &str, mode: u32, content: impl Into<Vec<u8>>) -> Result<()> {
+        let request = Request::WriteFile {
+            path: path.to_owned(),
+            mode,
+        };
+        self.expect_done(&format!("writing {path}"), request, content.into())
+    }
+
+    /// Loads a kernel module after those it needs; what is loaded stays.
+    ///
+    /// # Errors
+    /// When there is no such module, the kernel refuses it, or the guest does
+    /// not answer.
+    pub fn load_module(&self, name: &str, parameters: &str) -> Result<()> {
+        let modules = self.artifacts.modules(&[name.to_owned()])?;
+        for module in modules {
+            let of_this = module.name == name.replace('-', "_");
+            let request = Request::LoadModule {
+                path: module_path(&module.name),
+                parameters: if of_this {
+                    parameters.to_owned()
+                } else {
+                    String::new()
+                },
+            };
+            self.expect_done(&format!("loading {}", module.name), request, Vec::new())?;
+        }
+        Ok(())
+    }
+
+    /// Asks the daemon in the guest for a page.
+    ///
+    /// # Errors
+    /// When there is no answer; an answer of any status is returned.
+    pub fn http_get(&self, path: &str) -> Result<HttpResponse> {
+        let url = format!("http://{}{path}", self.address());
+        http::get(&url, &[], HTTP_LIMIT).map_err(|error| {
+            LabError::failed(format!("GET {path} from the guest: {error}")).with_logs(&self.logs)
+        })
+    }
+
+    /// Reads the daemon's /metrics.
+    ///
+    /// # Errors
+    /// When there is no answer or it is not understood.
+    pub fn scrape(&self) -> Result<Scrape> {
+        Scrape::parse(&self.http_get("/metrics")?.ok("/metrics")?)
+    }
+
+    /// Where the guest's port is reached on the host.
+    #[must_use]
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.host_port)
+    }
+
+    /// `uname -r` of the running kernel.
+    #[must_use]
+    pub fn kernel_release(&self) -> &str {
+        &self.kernel_release
+    }
+
+    /// The emulated controllers, in the order of the configuration.
+    #[must_use]
+    pub fn controllers(&self) -> &[Controller] {
+        &self.controllers
+    }
+
+    /// The kernel's own count of every interrupt line.
+    ///
+    /// # Errors
+    /// When the guest does not answer, or says what is not understood.
+    pub fn kernel_counts(&self) -> Result<KernelCounts> {
+        let output = self.check(&GuestCommand::shell(interrupts::SCRIPT), PROMPT)?;
+        KernelCounts::parse(&output.stdout_text())
+    }
+
+    /// The guest's NVMe disks, whatever they are behind, by serial number.
+    ///
+    /// # Errors
+    /// When the guest does not answer, or says what is not understood.
+    pub fn disks(&self) -> Result<Vec<GuestDisk>> {
+        disks::parse(
+            &self
+                .check(&GuestCommand::shell(disks::SCRIPT), PROMPT)?
+                .stdout_text(),
+        )
+    }
+
+    /// Waits until every disk of every emulated controller can be read.
+    ///
+    /// # Errors
+    /// When that does not come in time: the text says which disks are there.
+    pub fn await_disks(&self, limit: Duration) -> Result<Vec<GuestDisk>> {
+        let expected: usize = self
+            .controllers
+            .iter()
+            .map(|it| usize::from(it.config().disks))
+            .sum();
+        let mut seen = Vec::new();
+        let what = format!("waiting for {expected} disks");
+        interrupt::until(&what, limit, || {
+            seen = self.disks()?;
+            let ready = seen
+                .iter()
+                .filter(|it| it.state == "live" && !it.namespaces.is_empty());
+            Ok((ready.count() >= expected).then(|| seen.clone()))
+        })
+        .map_err(|error| error.with_logs(&self.logs))
+    }
+
+    /// What the guest's kernel and agent wrote to the serial console.
+    #[must_use]
+    pub fn console(&self) -> String {
+        let console = self
+            .logs
+            .first()
+            .map(|log| std::fs::read(&log.path).unwrap_or_default());
+        String::from_utf8_lossy(&console.unwrap_or_default()).into_owned()
+    }
+
+    /// Switches the guest off and waits until it, and the devices, have ended.
+    ///
+    /// # Errors
+    /// When it does not end in time or a part of it ends with an error. Whatever
+    /// is left is ended all the same.
+    pub fn power_off(mut self) -> Result<()> {
+        const LIMIT: Duration = Duration::from_secs(60);
+        self.expect_done("switching the guest off", Request::PowerOff, Vec::new())?;
+        let qemu = self.qemu.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let status = qemu
+            .await_end(LIMIT)
+            .map_err(|error| error.with_logs(&self.logs))?;
+        if !status.success() {
+            return Err(LabError::failed(format!("QEMU ended with {status}")).with_logs(&self.logs));
+        }
+        for controller in &mut self.controllers {
+            controller.await_end(LIMIT)?;
+        }
+        self.keep_logs = false;
+        Ok(())
+    }
+
+    fn expect_done(&self, what: &str, request: Request, payload: Vec<u8>) -> Result<()> {
+        match self.request(what, request, payload)? {
+            (Answer::Done, _) => Ok(()),
+            (answer, _) => Err(unexpected(what, &answer)),
+        }
+    }
+
+    fn request(&self, what: &str, request: Request, payload: Vec<u8>) -> Result<(Answer, Vec<u8>)> {
+        self.channel
+            .request(what, request, payload, PROMPT)
+            .map_err(|error| error.with_logs(&self.logs))
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        if self.keep_logs
+            && let Some(folder) = self.folder.take()
+        {
+            eprintln!("the guest's logs are kept in {}", folder.keep().display());
+        }
+    }
+}
+
+/// What differs from boot to boot, or while vmdtrace is worked on.
+fn overlay(artifacts: &Artifacts, config: &GuestConfig) -> Archive {
+    let mut archive = Archive::default();
+    archive.file("/init", 0o755, &artifacts.agent);
+    if let Some(vmdtrace) = &artifacts.vmdtrace {
+        archive.file(VMDTRACE, 0o755, vmdtrace);
+    }
+    for GuestFile {
+        on_host,
+        in_guest,
+        mode,
+    } in &config.files
+    {
+        archive.file(in_guest, *mode, on_host);
+    }
+    archive
+}
+
+/// Waits for QEMU to make its socket.
+fn connect(qemu: &mut Guarded, socket: &Path) -> Result<Channel> {
+    const LIMIT: Duration = Duration::from_secs(30);
+    interrupt::until("connecting to QEMU", LIMIT, || {
+        qemu.check()?;
+        Ok(Channel::connect(socket).ok())
+    })
+}
+
+/// A port of the loopback that is free now. A program takes it a moment later; should
+/// another be faster, the program says so and does not start.
+pub(crate) fn free_port() -> Result<u16> {
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    Ok(port
+        .map_err(LabError::io("cannot find a free port"))?
+        .port())
+}

@@ -1,0 +1,255 @@
+//! The guest's only file system: an initramfs in the kernel's `newc` format,
+//! not compressed, since an emulated CPU would have to unpack it.
+//!
+//! It is made of two archives, one after the other, which the kernel unpacks as
+//! one. The large one (programs, libraries, modules) is kept in the cache under
+//! the hash of its contents; the small one (what is being developed) is written
+//! for each boot.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use cpio::newc::{Builder, ModeFileType, trailer};
+use sha2::{Digest as _, Sha256};
+
+use crate::error::{LabError, Result};
+
+/// Contents of an archive by their path in the guest.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Archive {
+    entries: BTreeMap<String, Entry>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Entry {
+    Folder,
+    File {
+        mode: u32,
+        content: Content,
+    },
+    /// The console, which the kernel opens before anything is mounted.
+    Console,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Content {
+    Bytes(Vec<u8>),
+    OnHost(PathBuf),
+}
+
+impl Content {
+    fn read(&self) -> Result<std::borrow::Cow<'_, [u8]>> {
+        match self {
+            Self::Bytes(bytes) => Ok(bytes.into()),
+            Self::OnHost(path) => Ok(fs::read(path).map_err(LabError::path(path))?.into()),
+        }
+    }
+}
+
+impl Archive {
+    pub(crate) fn bytes(&mut self, path: &str, mode: u32, bytes: impl Into<Vec<u8>>) {
+        self.insert(
+            path,
+            Entry::File {
+                mode,
+                content: Content::Bytes(bytes.into()),
+            },
+        );
+    }
+
+    /// A file of the host, read when the archive is written; symbolic links are
+    /// followed.
+    pub(crate) fn file(&mut self, path: &str, mode: u32, on_host: &Path) {
+        let content = Content::OnHost(on_host.to_owned());
+        self.insert(path, Entry::File { mode, content });
+    }
+
+    pub(crate) fn console(&mut self) {
+        self.insert("/dev/console", Entry::Console);
+    }
+
+    fn insert(&mut self, path: &str, entry: Entry) {
+        let path = path.trim_start_matches('/');
+        for (slash, _) in path.match_indices('/') {
+            self.entries
+                .entry(path[..slash].to_owned())
+                .or_insert(Entry::Folder);
+        }
+        self.entries.insert(path.to_owned(), entry);
+    }
+
+    /// Writes the archive. A folder comes before what is in it, because the
+    /// paths are sorted.
+    pub(crate) fn write_to(&self, writer: &mut impl Write) -> Result<()> {
+        let failed = || LabError::io("cannot write the initramfs");
+        for (inode, (path, entry)) in (1_u32..).zip(&self.entries) {
+            let builder = Builder::new(path).ino(inode).nlink(1);
+            let (builder, content) = match entry {
+                Entry::Folder => (
+                    builder
+                        .mode(0o755)
+                        .set_mode_file_type(ModeFileType::Directory),
+                    None,
+                ),
+                Entry::File { mode, content } => (
+                    builder
+                        .mode(*mode)
+                        .set_mode_file_type(ModeFileType::Regular),
+                    Some(content.read()?),
+                ),
+                Entry::Console => (
+                    builder
+                        .mode(0o600)
+                        .set_mode_file_type(ModeFileType::Char)
+                        .rdev_major(5)
+                        .rdev_minor(1),
+                    None,
+                ),
+            };
+            let content = content.unwrap_or_default();
+            let size = u32::try_from(content.len())
+                .map_err(|_| LabError::Invalid(format!("{path} is too large for an initramfs")))?;
+            let mut entry = builder.write(&mut *writer, size);
+            entry.write_all(&content).map_err(failed())?;
+            entry.finish().map_err(failed())?;
+        }
+        trailer(writer).map_err(failed())?;
+        Ok(())
+    }
+
+    /// The hash of all that makes the archive what it is.
+    fn hash(&self) -> Result<String> {
+        let mut hash = Sha256::new();
+        for (path, entry) in &self.entries {
+            let (kind, content) = match entry {
+                Entry::Folder => ("folder".to_owned(), None),
+                Entry::File { mode, content } => (format!("file {mode:o}"), Some(content.read()?)),
+                Entry::Console => ("console".to_owned(), None),
+            };
+            let content = content.unwrap_or_default();
+            // Lengths keep neighbouring parts apart.
+            hash.update(format!("{}:{path}{kind}\n{}:", path.len(), content.len()));
+            hash.update(&content);
+        }
+        Ok(hash
+            .finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect())
+    }
+
+    /// The archive as a file in the cache, written if it is not there yet.
+    pub(crate) fn cached(&self, folder: &Path) -> Result<PathBuf> {
+        let path = folder.join(format!("base-{}.cpio", self.hash()?));
+        if path.exists() {
+            return Ok(path);
+        }
+        fs::create_dir_all(folder).map_err(LabError::path(folder))?;
+        let failed = || LabError::path(folder);
+        let temporary = tempfile::NamedTempFile::new_in(folder).map_err(failed())?;
+        let mut writer = BufWriter::new(temporary.as_file());
+        self.write_to(&mut writer)?;
+        writer.flush().map_err(failed())?;
+        drop(writer);
+        // Two that write at once publish the same content.
+        temporary
+            .persist(&path)
+            .map_err(|error| LabError::path(&path)(error.error))?;
+        Ok(path)
+    }
+}
+
+/// Writes the initramfs of one boot.
+pub(crate) fn join(base: &Path, overlay: &Archive, target: &Path) -> Result<()> {
+    let failed = || LabError::path(target);
+    let mut writer = BufWriter::new(File::create(target).map_err(failed())?);
+    let mut reader = File::open(base).map_err(LabError::path(base))?;
+    io::copy(&mut reader, &mut writer).map_err(failed())?;
+    overlay.write_to(&mut writer)?;
+    writer.flush().map_err(failed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Archive {
+        let mut archive = Archive::default();
+        archive.bytes("/bin/tool", 0o755, *b"12345");
+        archive.bytes("/init", 0o700, *b"678");
+        archive.console();
+        archive
+    }
+
+    /// (path, mode with type, content) of every entry.
+    fn read_back(mut bytes: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
+        let mut entries = Vec::new();
+        loop {
+            let mut reader = cpio::newc::Reader::new(&mut bytes).unwrap();
+            if reader.entry().is_trailer() {
+                return entries;
+            }
+            let (path, mode) = (reader.entry().name().to_owned(), reader.entry().mode());
+            let mut content = Vec::new();
+            io::copy(&mut reader, &mut content).unwrap();
+            reader.finish().unwrap();
+            entries.push((path, mode, content));
+        }
+    }
+
+    #[test]
+    fn folders_are_made_and_come_first() {
+        let mut bytes = Vec::new();
+        sample().write_to(&mut bytes).unwrap();
+        let expected = [
+            ("bin", 0o040_755, ""),
+            ("bin/tool", 0o100_755, "12345"),
+            ("dev", 0o040_755, ""),
+            ("dev/console", 0o020_600, ""),
+            ("init", 0o100_700, "678"),
+        ];
+        let found = read_back(&bytes);
+        assert_eq!(found.len(), expected.len());
+        for ((path, mode, content), expected) in found.iter().zip(expected) {
+            let content = std::str::from_utf8(content).unwrap();
+            assert_eq!((path.as_str(), *mode, content), expected);
+        }
+    }
+
+    #[test]
+    fn the_cache_is_hit_by_equal_content_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = sample().cached(folder.path()).unwrap();
+        assert_eq!(sample().cached(folder.path()).unwrap(), first);
+        let mut other = sample();
+        other.bytes("/bin/tool", 0o755, *b"12346");
+        assert_ne!(other.cached(folder.path()).unwrap(), first);
+        let mut other = sample();
+        other.bytes("/bin/tool", 0o700, *b"12345");
+        assert_ne!(other.cached(folder.path()).unwrap(), first);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn a_missing_part_is_named_and_leaves_nothing_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut archive = sample();
+        archive.file("/bin/other", 0o755, Path::new("/nonexistent/other"));
+        let error = archive.cached(folder.path()).unwrap_err().to_string();
+        assert!(error.starts_with("/nonexistent/other: "), "{error}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn two_archives_follow_each_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let base = sample().cached(folder.path()).unwrap();
+        let target = folder.path().join("initramfs");
+        join(&base, &sample(), &target).unwrap();
+        let (base, both) = (fs::read(base).unwrap(), fs::read(target).unwrap());
+        assert_eq!(both.len(), base.len() * 2);
+        assert_eq!(read_back(&both[base.len()..]), read_back(&base));
+    }
+}

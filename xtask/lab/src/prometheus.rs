@@ -1,0 +1,227 @@
+//! A real Prometheus on the host, on the loopback only, with its data in a
+//! temporary folder.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+
+use crate::child::Guarded;
+use crate::error::{LabError, Result};
+use crate::guest::free_port;
+use crate::{http, interrupt};
+
+const HTTP_LIMIT: Duration = Duration::from_secs(10);
+
+/// Scraped every second: a window of a few seconds then holds enough samples.
+const CONFIGURATION: &str = "\
+global:
+  scrape_interval: 1s
+  scrape_timeout: 1s
+scrape_configs:
+  - job_name: vmdtrace
+    file_sd_configs:
+      - files: [targets.json]
+";
+
+/// A running Prometheus. Dropping it ends it and removes its data.
+#[derive(Debug)]
+pub struct Prometheus {
+    server: Guarded,
+    port: u16,
+    folder: TempDir,
+}
+
+/// What is scraped, with labels that tell it from other targets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Target {
+    targets: [String; 1],
+    labels: BTreeMap<String, String>,
+}
+
+impl Target {
+    /// A target at `host:port` with one label of its own.
+    #[must_use]
+    pub fn new(address: impl Into<String>, label: &str, value: &str) -> Self {
+        Self {
+            targets: [address.into()],
+            labels: BTreeMap::from([(label.to_owned(), value.to_owned())]),
+        }
+    }
+}
+
+/// A series as it was stored: times in seconds since 1970, and values.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RawSeries {
+    pub labels: BTreeMap<String, String>,
+    pub samples: Vec<(f64, f64)>,
+}
+
+impl Prometheus {
+    /// Starts Prometheus on a free port, without targets.
+    ///
+    /// # Errors
+    /// When it does not start or does not become ready, with its log.
+    pub fn start(program: &Path) -> Result<Self> {
+        interrupt::listen()?;
+        let folder = tempfile::Builder::new()
+            .prefix("vmdtrace-prometheus-")
+            .tempdir()
+            .map_err(LabError::io("cannot make a folder for Prometheus"))?;
+        let configuration = folder.path().join("prometheus.yml");
+        std::fs::write(&configuration, CONFIGURATION).map_err(LabError::path(&configuration))?;
+        write_targets(folder.path(), &[])?;
+        let port = free_port()?;
+        let mut command = Command::new(program);
+        command
+            .arg(format!("--config.file={}", configuration.display()))
+            .arg(format!(
+                "--storage.tsdb.path={}",
+                folder.path().join("data").display()
+            ))
+            .arg(format!("--web.listen-address=127.0.0.1:{port}"));
+        let server = Guarded::spawn("Prometheus", command, &folder.path().join("log"))?;
+        let mut prometheus = Self {
+            server,
+            port,
+            folder,
+        };
+        let url = prometheus.url("/-/ready");
+        interrupt::until("waiting for Prometheus", Duration::from_secs(60), || {
+            prometheus.server.check()?;
+            let ready = http::get(&url, &[], HTTP_LIMIT).is_ok_and(|it| it.status == 200);
+            Ok(ready.then_some(()))
+        })
+        .map_err(|error| error.with_logs(&[prometheus.server.log()]))?;
+        Ok(prometheus)
+    }
+
+    /// Scrapes these targets from now on, and no others.
+    ///
+    /// # Errors
+    /// When its file of targets cannot be replaced.
+    pub fn watch(&self, targets: &[Target]) -> Result<()> {
+        write_targets(self.folder.path(), targets)
+    }
+
+    /// Where its pages are.
+    #[must_use]
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// All stored samples of the series that a selector such as `up{job="x"}`
+    /// matches, from one time to another (seconds since 1970, both included).
+    ///
+    /// # Errors
+    /// When Prometheus does not answer or refuses the query.
+    pub fn raw(&self, selector: &str, from: f64, to: f64) -> Result<Vec<RawSeries>> {
+        // The newest versions leave the range's start out, older ones do not.
+        let range = (to - from).max(0.0).ceil() as u64 + 1;
+        let query = format!("{selector}[{range}s]");
+        let what = format!("asking Prometheus for {query}");
+        let time = format!("{to:.3}");
+        let pairs = [("query", query.as_str()), ("time", time.as_str())];
+        let body = http::get(&self.url("/api/v1/query"), &pairs, HTTP_LIMIT)
+            .map_err(|error| {
+                LabError::failed(format!("{what}: {error}")).with_logs(&[self.server.log()])
+            })?
+            .ok(&what)?;
+        let mut series =
+            parse_matrix(&body).map_err(|error| LabError::failed(format!("{what}: {error}")))?;
+        for series in &mut series {
+            series.samples.retain(|(at, _)| (from..=to).contains(at));
+        }
+        series.retain(|series| !series.samples.is_empty());
+        Ok(series)
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address())
+    }
+}
+
+/// Prometheus looks for a file that was renamed into place.
+fn write_targets(folder: &Path, targets: &[Target]) -> Result<()> {
+    let path = folder.join("targets.json");
+    let temporary = folder.join("targets.new");
+    let text = serde_json::json!(targets).to_string();
+    std::fs::write(&temporary, text).map_err(LabError::path(&temporary))?;
+    std::fs::rename(&temporary, &path).map_err(LabError::path(&path))
+}
+
+fn parse_matrix(body: &str) -> std::result::Result<Vec<RawSeries>, String> {
+    #[derive(Deserialize)]
+    struct Response {
+        data: Data,
+    }
+    #[derive(Deserialize)]
+    struct Data {
+        result: Vec<Series>,
+    }
+    #[derive(Deserialize)]
+    struct Series {
+        metric: BTreeMap<String, String>,
+        values: Vec<(f64, String)>,
+    }
+    let response: Response = serde_json::from_str(body).map_err(|error| error.to_string())?;
+    response
+        .data
+        .result
+        .into_iter()
+        .map(|Series { metric, values }| {
+            let samples = values.into_iter().map(|(at, value)| {
+                value
+                    .parse()
+                    .map(|value| (at, value))
+                    .map_err(|_| format!("not a number: {value}"))
+            });
+            Ok(RawSeries {
+                labels: metric,
+                samples: samples.collect::<std::result::Result<_, _>>()?,
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stored_samples_are_read_exactly() {
+        let body = r#"{"status":"success","data":{"resultType":"matrix","result":[
+            {"metric":{"__name__":"x_total","disk":"nvme0"},
+             "values":[[1700000000.123,"9007199254740991"],[1700000001.123,"NaN"]]}]}}"#;
+        let series = parse_matrix(body).unwrap();
+        assert_eq!(series.len(), 1);
+        assert_eq!(series[0].labels["disk"], "nvme0");
+        assert_eq!(
+            series[0].samples[0],
+            (1_700_000_000.123, 9_007_199_254_740_991.0)
+        );
+        assert!(series[0].samples[1].1.is_nan());
+    }
+
+    #[test]
+    fn what_is_no_matrix_is_an_error() {
+        let scalar = r#"{"status":"success","data":{"resultType":"vector","result":[{"metric":{},"value":[1,"2"]}]}}"#;
+        for body in ["", "{}", scalar] {
+            assert!(parse_matrix(body).is_err(), "{body}");
+        }
+    }
+
+    #[test]
+    fn targets_are_written_as_file_discovery_wants_them() {
+        let folder = tempfile::tempdir().unwrap();
+        write_targets(folder.path(), &[Target::new("127.0.0.1:1", "lab", "remap")]).unwrap();
+        let text = std::fs::read_to_string(folder.path().join("targets.json")).unwrap();
+        assert_eq!(
+            text,
+            r#"[{"labels":{"lab":"remap"},"targets":["127.0.0.1:1"]}]"#
+        );
+    }
+}
