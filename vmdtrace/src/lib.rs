@@ -8,6 +8,9 @@
 //!                                                                             \-> commands/ what a person reads
 //! ```
 //!
+//! `web/` serves the metrics, `uevent/` tells the source of Snapshots when devices
+//! and modules come and go.
+//!
 //! Nothing above the [`snapshot::Snapshot`] knows aya, nothing below it knows
 //! Prometheus.
 

@@ -1,14 +1,15 @@
 //! The command; everything it does is in the library.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, sync::Arc};
 
 use clap::Parser as _;
 use vmdtrace::cli::{Cli, Command};
 use vmdtrace::commands::{serve, topology};
+use vmdtrace::snapshot::live::Live;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Serve(args) => serve::run(args, serve::open_live),
+        Command::Serve(args) => serve::run(args, |options| Ok(Arc::new(Live::open(options)?))),
         Command::Topology(args) => topology::run(&args),
     };
     match result {

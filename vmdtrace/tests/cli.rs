@@ -1,5 +1,10 @@
 //! The command line, as its user meets it.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "tests may; clippy's own exemption leaves out their helpers"
+)]
+
 use std::process::{Command, Output};
 
 fn vmdtrace(arguments: &[&str]) -> Output {

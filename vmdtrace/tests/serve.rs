@@ -1,6 +1,11 @@
 //! The whole daemon in this process, with a source of Snapshots made by hand.
 //! One test only: signals and logging belong to the whole process.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "tests may; clippy's own exemption leaves out their helpers"
+)]
+
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::host::Roots;
 use crate::logging;
 use crate::snapshot::source::{Level, SnapshotSource, SourceOptions};
 use crate::snapshot::{Probe, ProbeState, Snapshot};
@@ -94,8 +95,7 @@ where
     } = args;
     logging::start(log_level, log_format)?;
     let source = open(&SourceOptions {
-        sysfs,
-        procfs,
+        roots: Roots { sysfs, procfs },
         also_lines,
         level,
     })?;

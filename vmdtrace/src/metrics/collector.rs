@@ -7,8 +7,8 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{Registry, TextEncoder};
 
-use super::families;
 use super::family::GaugeFamily;
+use super::{families, process};
 use crate::snapshot::source::{SnapshotError, SnapshotSource};
 
 /// The text format's content type; the encoder's own constant leaves out the
@@ -72,6 +72,7 @@ impl Collector for SnapshotCollector {
         duration.set(["snapshot"], started.elapsed().as_secs_f64());
         duration.push_to(&mut families);
         add_build_info(&mut families);
+        process::add(&mut families);
         families
     }
 }

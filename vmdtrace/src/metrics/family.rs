@@ -1,9 +1,10 @@
 //! Const families: a name, a help and series that cannot be doubled.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
+
+use crate::host::printable;
 
 /// Longest label value, in characters: more than any name the kernel gives
 /// out, and a bound for what a device can make us send.
@@ -151,22 +152,12 @@ fn label_pairs<const N: usize>(names: [&'static str; N], values: [String; N]) ->
         .collect()
 }
 
-/// A label value from text we do not control: bounded, and without control
-/// characters, which would reach the terminal of whoever reads `/metrics`.
-/// Quotes and backslashes are the encoder's to escape.
+/// A label value from text we do not control: bounded, and fit for the terminal
+/// of whoever reads `/metrics`. Quotes and backslashes are the encoder's to
+/// escape.
 fn label_value(text: &str) -> String {
-    let bounded = match text.char_indices().nth(MAX_LABEL_CHARS) {
-        Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
-        None => Cow::Borrowed(text),
-    };
-    bounded
-        .chars()
-        .map(|c| {
-            if c.is_control() {
-                char::REPLACEMENT_CHARACTER
-            } else {
-                c
-            }
-        })
-        .collect()
+    match text.char_indices().nth(MAX_LABEL_CHARS) {
+        Some((end, _)) => format!("{}…", printable(&text[..end])),
+        None => printable(text).into_owned(),
+    }
 }

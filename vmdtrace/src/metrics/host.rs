@@ -3,7 +3,7 @@
 use prometheus::proto::MetricFamily;
 
 use super::family::GaugeFamily;
-use crate::host::topology::{Controller, Disk, DiskPath, Mode, PciAddress, Topology};
+use crate::host::topology::{Controller, Disk, PciAddress, Topology};
 
 pub(super) fn add(topology: &Topology, families: &mut Vec<MetricFamily>) {
     let Topology {
@@ -16,7 +16,7 @@ pub(super) fn add(topology: &Topology, families: &mut Vec<MetricFamily>) {
 
     let mut unreadable = GaugeFamily::new(
         "vmdtrace_topology_problems",
-        "Things in sysfs that could not be read; `vmdtrace topology` lists them.",
+        "Things in /sys and /proc that could not be read; `vmdtrace topology` lists them.",
         [],
     );
     unreadable.set([], problems.len() as f64);
@@ -49,6 +49,7 @@ fn add_controllers(controllers: &[Controller], families: &mut Vec<MetricFamily>)
         let Controller {
             address: PciAddress(address),
             device_id,
+            driver: _,
             action: _,
             domain,
             numa_node,
@@ -63,7 +64,7 @@ fn add_controllers(controllers: &[Controller], families: &mut Vec<MetricFamily>)
         let numa_node = numa_node.map(|node| node.to_string()).unwrap_or_default();
         let domain = domain.as_deref().unwrap_or("");
         info.set(
-            [address, &device_id, domain, mode_value(*mode), &numa_node],
+            [address, &device_id, domain, mode.as_str(), &numa_node],
             1.0,
         );
         vector_count.set([address], vectors.len() as f64);
@@ -99,7 +100,7 @@ fn add_disks(disks: &[Disk], families: &mut Vec<MetricFamily>) {
         } = disk;
         let controller = controller_value(controller.as_ref());
         let model = model.as_deref().unwrap_or("");
-        info.set([controller, name, address, path_value(*path), model], 1.0);
+        info.set([controller, name, address, path.as_str(), model], 1.0);
     }
     info.push_to(families);
 }
@@ -107,22 +108,4 @@ fn add_disks(disks: &[Disk], families: &mut Vec<MetricFamily>) {
 /// Value of the `controller` label: empty for what is not behind a VMD.
 pub(super) fn controller_value(controller: Option<&PciAddress>) -> &str {
     controller.map_or("", |PciAddress(address)| address)
-}
-
-/// Value of the `path` label.
-pub(super) fn path_value(path: DiskPath) -> &'static str {
-    match path {
-        DiskPath::VmdRemap => "vmd-remap",
-        DiskPath::VmdBypass => "vmd-bypass",
-        DiskPath::VmdUnknown => "vmd-unknown",
-        DiskPath::Direct => "direct",
-    }
-}
-
-fn mode_value(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Remap => "remap",
-        Mode::Bypass => "bypass",
-        Mode::Unknown => "unknown",
-    }
 }

@@ -3,7 +3,7 @@
 use prometheus::proto::MetricFamily;
 
 use super::family::{CounterFamily, Unit};
-use super::host::{controller_value, path_value};
+use super::host::controller_value;
 use crate::host::topology::{DiskPath, PciAddress, Topology};
 use crate::snapshot::probes::Counted;
 use crate::snapshot::{CpuCounts, LineCounts, LineKind};
@@ -93,7 +93,7 @@ pub(super) fn add_disks(
     }
     for disk in &topology.disks {
         let controller = controller_value(disk.controller.as_ref());
-        let key = [controller, disk.name.as_str(), path_value(disk.path)];
+        let key = [controller, disk.name.as_str(), disk.path.as_str()];
         for family in [
             &mut hardware_interrupts,
             &mut repeated,
@@ -140,7 +140,7 @@ pub(super) fn add_disks(
                 [
                     address,
                     disk.as_deref().unwrap_or(""),
-                    path_value(path.unwrap_or(unknown)),
+                    path.unwrap_or(unknown).as_str(),
                 ]
             }
         };
@@ -194,7 +194,7 @@ pub(super) fn add_disks(
 
 /// A controller's own vectors exist only where it remaps.
 fn own_vectors(controller: &str) -> [&str; 3] {
-    [controller, "", path_value(DiskPath::VmdRemap)]
+    [controller, "", DiskPath::VmdRemap.as_str()]
 }
 
 /// Lines asked for by name. Several lines of one name are one series.

@@ -14,6 +14,7 @@ mod family;
 mod host;
 mod lines;
 mod probes;
+mod process;
 #[cfg(test)]
 mod tests;
 

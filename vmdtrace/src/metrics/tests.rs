@@ -23,10 +23,11 @@ fn controller(address: &str, mode: Mode) -> Controller {
     };
     Controller {
         address: PciAddress(address.to_owned()),
+        driver: Some("vmd".to_owned()),
         device_id: Some(if remaps { 0x201d } else { 0x28c0 }),
         action: remaps.then(|| "vmd0".to_owned()),
         domain: Some(if remaps { "10000" } else { "10001" }.to_owned()),
-        numa_node: Some(if remaps { 0 } else { -1 }),
+        numa_node: remaps.then_some(0),
         mode,
         mode_evidence: Vec::new(),
         vectors: if remaps {
@@ -540,6 +541,38 @@ fn without_clocks_there_are_no_seconds() {
     assert!(has(&snapshot, "vmdtrace_handler_runs_total"));
 }
 
+/// The largest server there is must not flood a Prometheus.
+#[test]
+fn a_large_server_has_under_two_thousand_series() {
+    let mut large = idle_snapshot();
+    large.topology = Topology::default();
+    for vmd in 0..8 {
+        let address = format!("0000:{vmd}7:00.5");
+        large
+            .topology
+            .controllers
+            .push(controller(&address, Mode::Remap));
+        for slot in 0..24 {
+            let name = format!("nvme{}", vmd * 24 + slot);
+            large
+                .topology
+                .disks
+                .push(disk(&name, DiskPath::VmdRemap, Some(&address), "model"));
+        }
+    }
+    large.counters.cpus = (0..256)
+        .map(|cpu| CpuCounts {
+            cpu,
+            ..CpuCounts::default()
+        })
+        .collect();
+    let series = text(&large)
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .count();
+    assert!((1800..2000).contains(&series), "{series} series");
+}
+
 #[test]
 fn hostile_labels_are_escaped_and_bounded() {
     let text = text(&snapshot());
@@ -548,7 +581,7 @@ fn hostile_labels_are_escaped_and_bounded() {
         "{text}"
     );
     assert!(
-        text.contains("model=\"line one\u{fffd}line two\u{fffd}[31m\""),
+        text.contains("model=\"line one\\\\nline two\\\\u{1b}[31m\""),
         "{text}"
     );
     assert!(
@@ -571,5 +604,112 @@ fn names_follow_the_conventions() {
         assert!(family.help().ends_with('.'), "{name}: {}", family.help());
         let is_counter = family.get_field_type() == prometheus::proto::MetricType::COUNTER;
         assert_eq!(name.ends_with("_total"), is_counter, "{name}");
+    }
+}
+
+mod any_lines {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn any_path() -> impl Strategy<Value = Option<DiskPath>> {
+        proptest::option::of(prop_oneof![
+            Just(DiskPath::VmdRemap),
+            Just(DiskPath::VmdBypass),
+            Just(DiskPath::VmdUnknown),
+            Just(DiskPath::Direct),
+        ])
+    }
+
+    fn any_kind() -> impl Strategy<Value = LineKind> {
+        prop_oneof![
+            Just(LineKind::VmdVector),
+            Just(LineKind::Nvme),
+            Just(LineKind::OtherChild),
+            Just(LineKind::Watched),
+        ]
+    }
+
+    prop_compose! {
+        /// A line of any kind, known or not, on few disks so that they meet.
+        fn any_line()(
+            kind in any_kind(),
+            action in ".{0,4}",
+            controller in proptest::option::of(prop_oneof![Just(REMAP), Just(BYPASS)]),
+            disk in proptest::option::of("nvme[0-3]"),
+            path in any_path(),
+            counts in proptest::array::uniform6(0..1u64 << 32),
+        ) -> LineCounts {
+            let [depth0_runs, nested_runs, unhandled_runs, repeated_runs, self_ns, completions] =
+                counts;
+            LineCounts {
+                controller: controller.map(|address| PciAddress(address.to_owned())),
+                disk,
+                // The controller's own vectors have no path of their own.
+                path: path.filter(|_| kind == LineKind::Nvme),
+                depth0_runs,
+                nested_runs,
+                unhandled_runs,
+                repeated_runs: Some(repeated_runs),
+                self_ns,
+                completions,
+                ..line(1, &action, kind)
+            }
+        }
+    }
+
+    proptest! {
+        /// Whatever the lines are, every series is there once and nothing is
+        /// lost or counted twice.
+        #[test]
+        fn are_counted_once(lines in proptest::collection::vec(any_line(), 0..24)) {
+            let counters = Counters { lines, cpus: cpus() };
+            let snapshot = Snapshot { counters, ..snapshot() };
+            let text = text(&snapshot);
+            let mut series: Vec<_> = text
+                .lines()
+                .filter(|line| !line.starts_with('#'))
+                .map(|line| line.rsplit_once(' ').unwrap().0)
+                .collect();
+            let count = series.len();
+            series.sort_unstable();
+            series.dedup();
+            prop_assert_eq!(series.len(), count);
+
+            let total = |kinds: &[LineKind], value: fn(&LineCounts) -> u64| -> f64 {
+                let lines = snapshot.counters.lines.iter();
+                lines.filter(|line| kinds.contains(&line.kind)).map(value).sum::<u64>() as f64
+            };
+            use LineKind::{Nvme, OtherChild, VmdVector, Watched};
+            let all = |family: &str| sum(&snapshot, &format!("vmdtrace_{family}"));
+            prop_assert_eq!(
+                all("hardware_interrupts_total"),
+                total(&[VmdVector, Nvme], LineCounts::hardware_interrupts)
+            );
+            prop_assert_eq!(all("handler_runs_total"), total(&[Nvme], LineCounts::runs));
+            prop_assert_eq!(
+                all("controller_other_handler_runs_total"),
+                total(&[OtherChild], LineCounts::runs)
+            );
+            prop_assert_eq!(all("handler_resent_total"), total(&[Nvme], LineCounts::resent_runs));
+            prop_assert_eq!(
+                all("handler_unhandled_total")
+                    + all("controller_other_handler_unhandled_total"),
+                total(&[Nvme, OtherChild], |line| line.unhandled_runs)
+            );
+            prop_assert_eq!(
+                all("completions_total"),
+                total(&[VmdVector, Nvme, OtherChild], |line| line.completions)
+            );
+            let nanoseconds = all("handler_seconds_total") * 1e9;
+            let expected = total(&[VmdVector, Nvme, OtherChild], |line| line.self_ns);
+            prop_assert!((nanoseconds - expected).abs() < 1.0, "{} {}", nanoseconds, expected);
+            if snapshot.counters.lines.iter().any(|line| line.kind == Watched) {
+                prop_assert_eq!(
+                    all("watched_hardware_interrupts_total"),
+                    total(&[Watched], LineCounts::hardware_interrupts)
+                );
+            }
+        }
     }
 }

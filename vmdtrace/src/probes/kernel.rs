@@ -146,7 +146,10 @@ mod tests {
 
     #[test]
     fn no_btf_is_a_reason_not_a_zero() {
-        let layout = KernelLayout::read(&Roots { sysfs: "/nonexistent".into(), procfs: "/nonexistent".into() });
+        let layout = KernelLayout::read(&Roots {
+            sysfs: "/nonexistent".into(),
+            procfs: "/nonexistent".into(),
+        });
         assert!(
             layout
                 .action_name

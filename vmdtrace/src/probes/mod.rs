@@ -6,12 +6,14 @@
 //! - [`names`]: action-name patterns -> the automaton the programs step through.
 //! - [`kernel`], [`btf`]: offsets and addresses of the running kernel.
 //! - [`mapped`]: arrays mapped into this process.
+//! - [`messages`]: the programs' rare messages, to the log.
 //! - [`privileges`], [`fdinfo`]: what we may do, and what the kernel skipped.
 
 pub mod btf;
 pub mod fdinfo;
 pub mod kernel;
 pub mod mapped;
+pub mod messages;
 pub mod names;
 pub mod object;
 pub mod privileges;

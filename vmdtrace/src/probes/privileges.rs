@@ -15,15 +15,27 @@ const CAP_BPF: u32 = 39;
 pub fn missing(roots: &Roots) -> Result<Option<String>, HostError> {
     let ours = capabilities(roots)?;
     let last = fs::read_to_string(roots.procfs.join("sys/kernel/cap_last_cap"));
-    let has_cap_bpf = last.ok().and_then(|text| text.trim().parse::<u32>().ok()).is_none_or(|last| last >= CAP_BPF);
-    let wanted: &[Capability] =
-        if has_cap_bpf { &[Capability::Bpf, Capability::Perfmon] } else { &[Capability::SysAdmin] };
-    let missing: Vec<_> = ours.missing(wanted).into_iter().map(Capability::name).collect();
+    let has_cap_bpf = last
+        .ok()
+        .and_then(|text| text.trim().parse::<u32>().ok())
+        .is_none_or(|last| last >= CAP_BPF);
+    let wanted: &[Capability] = if has_cap_bpf {
+        &[Capability::Bpf, Capability::Perfmon]
+    } else {
+        &[Capability::SysAdmin]
+    };
+    let missing: Vec<_> = ours
+        .missing(wanted)
+        .into_iter()
+        .map(Capability::name)
+        .collect();
     if !missing.is_empty() {
         return Ok(Some(missing.join(" and ")));
     }
     if ours.in_initial_user_namespace == Some(false) {
-        return Ok(Some("the host's user namespace (capabilities of a container's own do not count)".to_owned()));
+        return Ok(Some(
+            "the host's user namespace (capabilities of a container's own do not count)".to_owned(),
+        ));
     }
     Ok(None)
 }
@@ -38,9 +50,16 @@ mod tests {
         let procfs = directory.join("proc");
         fs::create_dir_all(procfs.join("self/ns")).unwrap();
         fs::create_dir_all(procfs.join("sys/kernel")).unwrap();
-        fs::write(procfs.join("self/status"), format!("Name:\tx\nCapEff:\t{effective:016x}\n")).unwrap();
+        fs::write(
+            procfs.join("self/status"),
+            format!("Name:\tx\nCapEff:\t{effective:016x}\n"),
+        )
+        .unwrap();
         fs::write(procfs.join("sys/kernel/cap_last_cap"), format!("{last}\n")).unwrap();
-        Roots { sysfs: directory.join("sys"), procfs }
+        Roots {
+            sysfs: directory.join("sys"),
+            procfs,
+        }
     }
 
     #[test]

@@ -51,7 +51,11 @@ impl Sizes {
     #[must_use]
     pub fn for_host(cpus: u32, max_irq: u32) -> Self {
         let lines = max_irq.saturating_add(max_irq / 4).saturating_add(512);
-        Self { cpus: cpus.max(1), interrupts: lines, slots: lines }
+        Self {
+            cpus: cpus.max(1),
+            interrupts: lines,
+            slots: lines,
+        }
     }
 
     /// Bytes of the mapped arrays.
@@ -570,7 +574,13 @@ mod tests {
             why_not_attached(IRQ_HANDLER_ENTRY, &errno(2)).0,
             ProbeState::Unsupported
         );
-        assert_eq!(why_not_attached(IRQ_HANDLER_ENTRY, &errno(1)).0, ProbeState::Blocked);
-        assert_eq!(why_not_attached(IRQ_HANDLER_ENTRY, &errno(22)).0, ProbeState::Broken);
+        assert_eq!(
+            why_not_attached(IRQ_HANDLER_ENTRY, &errno(1)).0,
+            ProbeState::Blocked
+        );
+        assert_eq!(
+            why_not_attached(IRQ_HANDLER_ENTRY, &errno(22)).0,
+            ProbeState::Broken
+        );
     }
 }

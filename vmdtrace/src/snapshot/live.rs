@@ -10,14 +10,14 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::{
     Counters, Host, LineCounts, LineKind, Snapshot,
-    source::{SnapshotError, SnapshotSource},
+    source::{SnapshotError, SnapshotSource, SourceOptions},
 };
 use crate::{
     host::{
         self, Roots, TopologyIndex,
         topology::{DiskPath, PciAddress, Topology},
     },
-    probes::Tracer,
+    probes::{Options, Sizes, Tracer, messages},
 };
 
 /// The running host.
@@ -30,12 +30,42 @@ pub struct Live {
 }
 
 impl Live {
-    /// Joins a tracer with the host it runs on.
-    #[must_use]
-    pub fn new(tracer: Tracer, roots: Roots, possible_cpus: u32) -> Self {
+    fn new(tracer: Tracer, roots: Roots, possible_cpus: u32) -> Self {
         let kernel = std::fs::read_to_string(roots.procfs.join("sys/kernel/osrelease"));
-        let host = Host { kernel: kernel.unwrap_or_default().trim().to_owned(), possible_cpus };
-        Self { tracer, roots, host, owners: Mutex::new(Owners::default()) }
+        let host = Host {
+            kernel: kernel.unwrap_or_default().trim().to_owned(),
+            possible_cpus,
+        };
+        Self {
+            tracer,
+            roots,
+            host,
+            owners: Mutex::new(Owners::default()),
+        }
+    }
+
+    /// Loads and attaches the programs and passes their messages on.
+    ///
+    /// # Errors
+    /// What the tracer or the host's facts say; each message names the remedy.
+    pub fn open(options: &SourceOptions) -> anyhow::Result<Self> {
+        let SourceOptions {
+            roots,
+            also_lines,
+            level,
+        } = options;
+        let possible_cpus = host::possible_cpus(roots)?;
+        let tracer = Tracer::load(Options {
+            sizes: Sizes::for_host(possible_cpus, host::max_irq(roots)?),
+            level: *level,
+            also_lines: also_lines.clone(),
+            roots: roots.clone(),
+        })?;
+        if let Some(logger) = tracer.take_logger() {
+            messages::pass_on(logger)?;
+        }
+        tracer.attach();
+        Ok(Self::new(tracer, roots.clone(), possible_cpus))
     }
 
     fn owners(&self) -> MutexGuard<'_, Owners> {
@@ -97,16 +127,30 @@ impl Owners {
     fn assign(&mut self, counters: &mut Counters, read: impl FnOnce() -> Topology) {
         let unheard_of = |line: &LineCounts| {
             let key = (line.irq, line.action.clone());
-            line.kind != LineKind::Watched && !self.known.contains_key(&key) && !self.unknown.contains(&key)
+            line.kind != LineKind::Watched
+                && !self.known.contains_key(&key)
+                && !self.unknown.contains(&key)
         };
         if self.stale || self.topology.is_none() || counters.lines.iter().any(unheard_of) {
             self.topology = Some(read());
             self.stale = false;
             self.unknown.clear();
         }
-        let Self { topology: Some(topology), known, unknown, .. } = self else { return };
+        let Self {
+            topology: Some(topology),
+            known,
+            unknown,
+            ..
+        } = self
+        else {
+            return;
+        };
         let index = TopologyIndex::new(topology);
-        for line in counters.lines.iter_mut().filter(|line| line.kind != LineKind::Watched) {
+        for line in counters
+            .lines
+            .iter_mut()
+            .filter(|line| line.kind != LineKind::Watched)
+        {
             let key = (line.irq, line.action.clone());
             if let Some(owner) = index.line(line.irq, &line.action) {
                 let owner = Owner {
@@ -117,7 +161,11 @@ impl Owners {
                 known.insert(key.clone(), owner);
             }
             match known.get(&key) {
-                Some(Owner { controller, disk, path }) => {
+                Some(Owner {
+                    controller,
+                    disk,
+                    path,
+                }) => {
                     line.controller.clone_from(controller);
                     line.disk.clone_from(disk);
                     line.path = *path;
@@ -171,13 +219,19 @@ mod tests {
             queues: Vec::new(),
             lines: Vec::new(),
         };
-        Topology { disks: disks.iter().map(disk).collect(), ..Topology::default() }
+        Topology {
+            disks: disks.iter().map(disk).collect(),
+            ..Topology::default()
+        }
     }
 
     #[test]
     fn a_line_keeps_its_owner_when_the_disk_is_gone() {
         let mut owners = Owners::default();
-        let mut counters = Counters { lines: vec![line(40, "nvme0q1", LineKind::Nvme)], cpus: Vec::new() };
+        let mut counters = Counters {
+            lines: vec![line(40, "nvme0q1", LineKind::Nvme)],
+            cpus: Vec::new(),
+        };
         owners.assign(&mut counters, || topology(&["nvme0"]));
         owners.stale = true;
         counters.lines = vec![line(40, "nvme0q1", LineKind::Nvme)];
@@ -194,18 +248,39 @@ mod tests {
             topology(&["nvme0"])
         };
         let mut owners = Owners::default();
-        let mut lines = vec![line(40, "nvme0q1", LineKind::Nvme), line(9, "virtio0", LineKind::Watched)];
+        let mut lines = vec![
+            line(40, "nvme0q1", LineKind::Nvme),
+            line(9, "virtio0", LineKind::Watched),
+        ];
         for expected in [1, 1] {
-            owners.assign(&mut Counters { lines: lines.clone(), cpus: Vec::new() }, read);
+            owners.assign(
+                &mut Counters {
+                    lines: lines.clone(),
+                    cpus: Vec::new(),
+                },
+                read,
+            );
             assert_eq!(reads.get(), expected);
         }
         lines.push(line(41, "nvme5q1", LineKind::Nvme));
         for expected in [2, 2] {
-            owners.assign(&mut Counters { lines: lines.clone(), cpus: Vec::new() }, read);
+            owners.assign(
+                &mut Counters {
+                    lines: lines.clone(),
+                    cpus: Vec::new(),
+                },
+                read,
+            );
             assert_eq!(reads.get(), expected, "an unknown line is a reason once");
         }
         owners.stale = true;
-        owners.assign(&mut Counters { lines, cpus: Vec::new() }, read);
+        owners.assign(
+            &mut Counters {
+                lines,
+                cpus: Vec::new(),
+            },
+            read,
+        );
         assert_eq!(reads.get(), 3);
     }
 }

@@ -2,9 +2,9 @@
 //! shows.
 
 use std::error::Error;
-use std::path::PathBuf;
 
 use super::Snapshot;
+use crate::host::Roots;
 
 /// Something that can be asked for a [`Snapshot`] at any time.
 ///
@@ -37,10 +37,7 @@ impl SnapshotError {
 /// What a source of live Snapshots is to observe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceOptions {
-    /// Where sysfs is mounted.
-    pub sysfs: PathBuf,
-    /// Where procfs is mounted.
-    pub procfs: PathBuf,
+    pub roots: Roots,
     /// Globs of action names: further lines to watch.
     pub also_lines: Vec<String>,
     pub level: Level,

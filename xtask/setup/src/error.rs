@@ -84,6 +84,15 @@ pub enum Error {
         /// The files that were looked for.
         looked_at: String,
     },
+    /// The keys on this machine are older than the release that is wanted.
+    #[error(
+        "the keys of Debian's archive on this machine do not verify it: {detail}\nBring them up to date: \
+         apt-get update && apt-get install debian-archive-keyring"
+    )]
+    OldKeyring {
+        /// The end of apt's own messages.
+        detail: String,
+    },
     /// A package or a version of it is not in the archive.
     #[error("{wanted} is not in the archive's {suites}: {remedy}")]
     PackageMissing {

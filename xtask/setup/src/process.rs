@@ -8,6 +8,8 @@ use crate::error::{Error, IoContext, Result};
 
 /// As much of a failed program's error output as is shown.
 const SHOWN_LINES: usize = 15;
+/// As many bytes of a command line are shown, and the argument that exceeds them.
+const SHOWN_COMMAND: usize = 200;
 /// How often a running program is looked at.
 const POLL: Duration = Duration::from_millis(200);
 
@@ -59,9 +61,8 @@ pub(crate) fn run_visibly(command: &mut Command) -> Result<()> {
     }
 }
 
-/// Runs the command with its output captured in files of `log_folder` (so that
-/// a full pipe never blocks it) and calls `tick` while it runs. After `limit`
-/// it is killed.
+/// Runs the command with its output in the file `log` (so that a full pipe
+/// never blocks it) and calls `tick` while it runs. After `limit` it is killed.
 pub(crate) fn run_watched(
     command: &mut Command,
     log: &Path,
@@ -134,6 +135,10 @@ pub(crate) fn failed(command: &Command, output: &Output) -> Error {
 pub(crate) fn describe(command: &Command) -> String {
     let mut text = command.get_program().to_string_lossy().into_owned();
     for argument in command.get_args() {
+        if text.len() > SHOWN_COMMAND {
+            text.push_str(" ...");
+            break;
+        }
         text.push(' ');
         text.push_str(&argument.to_string_lossy());
     }
@@ -185,6 +190,17 @@ mod tests {
         assert!(started.elapsed() < Duration::from_secs(30));
         assert!(error.to_string().contains("stopped after"), "{error}");
         assert!(error.to_string().contains("begun"), "{error}");
+    }
+
+    #[test]
+    fn long_command_lines_are_cut() {
+        let text = describe(Command::new("apt-get").args((0..100).map(|n| format!("package-{n}"))));
+        assert!(
+            text.starts_with("apt-get package-0 package-1 ") && text.ends_with(" ..."),
+            "{text}"
+        );
+        assert!(text.len() < SHOWN_COMMAND + 20, "{text}");
+        assert_eq!(describe(Command::new("ls").arg("-l")), "ls -l");
     }
 
     #[test]

@@ -47,10 +47,11 @@ impl Progress {
             let _ = write!(stderr(), "\r\x1b[K{text}");
             let _ = stderr().flush();
             bar.drawn = true;
-        } else if bar
-            .last_plain
-            .is_none_or(|last| last.elapsed() >= PLAIN_INTERVAL)
-        {
+            return;
+        }
+        // What takes less than the interval needs no line at all.
+        let last = *bar.last_plain.get_or_insert_with(Instant::now);
+        if last.elapsed() >= PLAIN_INTERVAL {
             bar.last_plain = Some(Instant::now());
             let _ = writeln!(stderr(), "{text}");
         }

@@ -165,7 +165,7 @@ impl Endpoint {
                     None => return out.fill(0xff),
                     Some(Function::Port(index)) => self.slots[index].port.read(register, out),
                     Some(Function::Disk(index)) => {
-                        self.slots[index].disk.read_config(register, out)
+                        self.slots[index].disk.read_config(register, out);
                     }
                 }
                 env.diagnostics

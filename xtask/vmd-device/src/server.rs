@@ -8,7 +8,6 @@ use anyhow::Context;
 
 use crate::config::Args;
 use crate::connection::{Connection, lock};
-use crate::control;
 use crate::device::Device;
 use crate::protocol;
 
@@ -19,24 +18,30 @@ use crate::protocol;
 /// Fails if a socket cannot be created, or if the client breaks the protocol so
 /// badly that the messages can no longer be told apart.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let (control_listener, _control_file) = listen(&args.control)?;
-    let (listener, _socket_file) = listen(&args.socket)?;
-    let config = &args.config;
+    let Args {
+        socket,
+        control,
+        config,
+        verbose,
+    } = args;
+    let (control_listener, _control_file) = listen(&control)?;
+    let (listener, _socket_file) = listen(&socket)?;
     eprintln!(
         "vmd-device: {} disks behind VMD 8086:{} with {} vectors, waiting on {}",
         config.disks,
         config.id.name(),
         config.vectors,
-        args.socket.display(),
+        socket.display(),
     );
     let (stream, _) = listener
         .accept()
         .context("cannot accept the vfio-user client")?;
     let connection = Arc::new(Connection::new(stream));
-    let device = Device::new(config, connection.clone(), args.verbose)
+    let device = Device::new(&config, connection.clone(), verbose)
         .context("cannot reserve memory for the disks; make them smaller with --disk-bytes")?;
     let device = Arc::new(Mutex::new(device));
-    control::serve(control_listener, Arc::clone(&device)).context("cannot start a thread")?;
+    crate::control::serve(control_listener, Arc::clone(&device))
+        .context("cannot start a thread")?;
 
     let served = serve(&connection, &device);
     let counters = lock(&device).counters();

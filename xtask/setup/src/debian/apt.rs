@@ -435,15 +435,22 @@ impl<'a> PrivateApt<'a> {
                 last_line(&first.to_string())
             ));
             self.write_sources(mirror, false)?;
-            update().map_err(|error| Error::Download {
-                what: format!(
-                    "updating the package index of Debian {}",
-                    self.release.codename()
-                ),
-                detail: error.to_string(),
-            })?;
+            update().map_err(|error| index_error(self.release, error.to_string()))?;
         }
         write(&mark, "")
+    }
+}
+
+fn index_error(release: Release, detail: String) -> Error {
+    if detail.contains("NO_PUBKEY") {
+        return Error::OldKeyring { detail };
+    }
+    Error::Download {
+        what: format!(
+            "updating the package index of Debian {}",
+            release.codename()
+        ),
+        detail,
     }
 }
 
@@ -601,6 +608,23 @@ mod tests {
         assert!(less.contains("Suites: trixie trixie-backports\n") && !less.contains("security"));
         let old = private_sources(&mirror(None), Release::Bullseye, true, Path::new("/k.gpg"));
         assert!(old.contains("Suites: bullseye bullseye-updates\n") && !old.contains("security"));
+    }
+
+    #[test]
+    fn a_missing_key_is_not_called_a_network_failure() {
+        let old = index_error(
+            Release::Trixie,
+            "E: ... NO_PUBKEY 6ED0E7B82643E131".to_owned(),
+        );
+        assert!(
+            old.to_string().contains("install debian-archive-keyring"),
+            "{old}"
+        );
+        let network = index_error(Release::Trixie, "E: Could not connect".to_owned());
+        assert!(
+            network.to_string().contains("Check the network"),
+            "{network}"
+        );
     }
 
     #[test]

@@ -35,6 +35,9 @@ pub(crate) fn controller(identity: &Identity) -> Vec<u8> {
     data[77] = (MAX_TRANSFER / PAGE as usize).ilog2() as u8;
     put(&mut data, 78, &identity.index.to_le_bytes());
     put(&mut data, 80, &VERSION.to_le_bytes());
+    // Optional event: namespace changes. None happens, but without an optional
+    // event Linux asks for no events at all (`nvme_enable_aen`).
+    put(&mut data, 92, &0x100_u32.to_le_bytes());
     // Abort limit, event request limit, one read-only firmware slot; all but
     // the last are one less than the number.
     data[258] = 3;

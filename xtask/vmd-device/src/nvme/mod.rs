@@ -406,7 +406,8 @@ impl Controller {
 fn config_space(vectors: u16) -> ConfigSpace {
     let mut space = ConfigSpace::new();
     space.set(register::VENDOR, &0x1b36_u16.to_le_bytes());
-    space.set(register::DEVICE, &0x0010_u16.to_le_bytes());
+    // Not QEMU's own 0010, for which Linux ignores the namespace identifiers.
+    space.set(register::DEVICE, &0x00ff_u16.to_le_bytes());
     space.allow(register::COMMAND, &COMMAND_WRITABLE.to_le_bytes());
     space.set(register::STATUS, &STATUS_CAPABILITIES.to_le_bytes());
     space.set(register::REVISION, &[2]);

@@ -28,7 +28,7 @@ pub(crate) fn segments(
         return Err(Status::INVALID_FIELD);
     }
     let first = command.prp1();
-    if first % 4 != 0 {
+    if !first.is_multiple_of(4) {
         return Err(Status::INVALID_PRP_OFFSET);
     }
     let first_len = (PAGE_LEN - (first % PAGE) as usize).min(length);
@@ -47,7 +47,7 @@ pub(crate) fn segments(
     }
 
     let mut list = second;
-    if list % 8 != 0 {
+    if !list.is_multiple_of(8) {
         return Err(Status::INVALID_PRP_OFFSET);
     }
     loop {
@@ -68,14 +68,14 @@ pub(crate) fn segments(
             return Ok(segments);
         }
         list = u64_at(&bytes, here * 8).unwrap_or_default();
-        if list % PAGE != 0 {
+        if !list.is_multiple_of(PAGE) {
             return Err(Status::INVALID_PRP_OFFSET);
         }
     }
 }
 
 fn page(address: u64, length: usize) -> Result<Segment, Status> {
-    if address % PAGE == 0 {
+    if address.is_multiple_of(PAGE) {
         Ok(Segment { address, length })
     } else {
         Err(Status::INVALID_PRP_OFFSET)

@@ -137,7 +137,9 @@ impl Registers {
         if submission_entries < 2 || completion_entries < 2 {
             return Err("admin queue has fewer than two entries");
         }
-        if self.admin_submission % 4096 != 0 || self.admin_completion % 4096 != 0 {
+        if !self.admin_submission.is_multiple_of(4096)
+            || !self.admin_completion.is_multiple_of(4096)
+        {
             return Err("admin queue is not page-aligned");
         }
         Ok(AdminQueues {
