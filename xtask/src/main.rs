@@ -18,6 +18,7 @@ struct Cli {
 enum Command {
     Setup(commands::setup::Args),
     Build(commands::build::Args),
+    Demo(commands::demo::Args),
     /// Serve an emulated VMD with NVMe disks to one QEMU
     Device(commands::device::Args),
 }
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Setup(args) => commands::setup::run(&args),
         Command::Build(args) => commands::build::run(&args),
+        Command::Demo(args) => commands::demo::run(&args),
         Command::Device(args) => commands::device::run(args),
     };
     match result {

@@ -91,3 +91,41 @@ impl Machine<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guest_is_reached_on_the_loopback_only_and_reaches_nothing() {
+        let machine = Machine {
+            cpus: 6,
+            memory_mib: 1024,
+            kernel: Path::new("/k"),
+            initramfs: Path::new("/i"),
+            kernel_arguments: &["nvme.poll_queues=1".to_owned()],
+            console: Path::new("/tmp/a,b/console"),
+            channel: Path::new("/tmp/a,b/channel"),
+            devices: vec!["/tmp/one".into(), "/tmp/a,\"two".into()],
+            forward: (40000, 10973),
+        };
+        let mut command = Command::new("qemu");
+        machine.add_to(&mut command);
+        let arguments: Vec<_> = command.get_args().filter_map(|it| it.to_str()).collect();
+        let has = |argument: &str| arguments.contains(&argument);
+        assert!(has(
+            "user,id=network,restrict=on,hostfwd=tcp:127.0.0.1:40000-:10973"
+        ));
+        assert!(has("file,id=console,path=/tmp/a,,b/console"));
+        assert!(has(
+            "console=ttyS0 quiet panic=-1 mitigations=off nvme.poll_queues=1"
+        ));
+        let devices: Vec<serde_json::Value> = arguments
+            .iter()
+            .filter(|argument| argument.starts_with('{'))
+            .map(|argument| serde_json::from_str(argument).unwrap())
+            .collect();
+        assert_eq!(devices.len(), 2);
+        assert_eq!(devices[1]["socket"]["path"], "/tmp/a,\"two");
+    }
+}

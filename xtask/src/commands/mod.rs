@@ -1,5 +1,6 @@
 //! One module per command.
 
 pub(crate) mod build;
+pub(crate) mod demo;
 pub(crate) mod device;
 pub(crate) mod setup;
