@@ -151,7 +151,7 @@ fn static_with(
     let target = setup.target_directory()?;
     host::require_space(&target, STATIC_SPACE, &format!("building {bin}"))?;
     setup.progress().step(&format!(
-        "building {bin} (up to 2 minutes when nothing is built yet)"
+        "building {bin} (some minutes on 2 cores when nothing is built yet)"
     ));
     let mut command = setup.cargo();
     command
