@@ -48,8 +48,8 @@ impl DeviceId {
     }
 }
 
-/// Most disks behind one VMD: Linux gives each root port 2 MiB of the 32 MiB
-/// MEMBAR1, and disks beyond the sixteenth get no memory.
+/// Most disks behind one VMD: Linux gives each root port two windows of 1 MiB in
+/// the 32 MiB MEMBAR1, so that disks beyond the sixteenth get no memory.
 pub const MAX_DISKS: usize = 16;
 
 /// The shape of one VMD and its disks.
