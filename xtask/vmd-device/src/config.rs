@@ -48,9 +48,9 @@ impl DeviceId {
     }
 }
 
-/// Most disks behind one VMD: each root port's window takes 1 MiB of the 32 MiB
-/// MEMBAR1, and its bus one of the 32 buses that CFGBAR addresses, beside bus 0.
-pub const MAX_DISKS: usize = 31;
+/// Most disks behind one VMD: Linux gives each root port two windows of 1 MiB in
+/// the 32 MiB MEMBAR1, so that disks beyond the sixteenth get no memory.
+pub const MAX_DISKS: usize = 16;
 
 /// The shape of one VMD and its disks.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_command_line_parses_to_the_same_arguments() {
-        let args = parse(&["--id", "201d", "--disks", "31", "--tag", "B7", "--verbose"]).unwrap();
+        let args = parse(&["--id", "201d", "--disks", "16", "--tag", "B7", "--verbose"]).unwrap();
         assert_eq!(args.config.id, DeviceId::Remap201d);
         let line = std::iter::once(OsString::from("device")).chain(args.command_line());
         assert_eq!(Program::try_parse_from(line).unwrap().args, args);
@@ -196,7 +196,7 @@ mod tests {
     fn out_of_range_arguments_are_refused() {
         for bad in [
             ["--disks", "0"],
-            ["--disks", "32"],
+            ["--disks", "17"],
             ["--vectors", "0"],
             ["--vectors", "257"],
             ["--disk-bytes", "0"],

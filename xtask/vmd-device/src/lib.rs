@@ -11,6 +11,10 @@
 //! Nothing the guest or the client sends is trusted: it is served, or refused
 //! and counted.
 //!
+//! QEMU must share the guest's memory with this process, by a
+//! `memory-backend-memfd` with `share=on`; each controller of a guest is a
+//! process of its own.
+//!
 //! Disk `i` has the serial number [`Config::serial`]`(i)` and sits in slot `i`.
 
 mod bytes;

@@ -99,3 +99,93 @@ fn listen(path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
     })?;
     Ok((listener, SocketFile(path.to_owned())))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::thread::JoinHandle;
+
+    use crate::config::Config;
+    use crate::control::Client;
+
+    fn start(directory: &Path) -> (JoinHandle<anyhow::Result<()>>, UnixStream, PathBuf) {
+        let (socket, control) = (directory.join("socket"), directory.join("control"));
+        let config = Config {
+            disks: 1,
+            disk_bytes: 4096,
+            ..Config::default()
+        };
+        let args = Args {
+            socket: socket.clone(),
+            control: control.clone(),
+            config,
+            verbose: false,
+        };
+        let server = std::thread::spawn(move || run(args));
+        let client = loop {
+            match UnixStream::connect(&socket) {
+                Ok(client) => break client,
+                Err(_) => assert!(!server.is_finished(), "the server ended before it listened"),
+            }
+            std::thread::yield_now();
+        };
+        (server, client, control)
+    }
+
+    fn request(command: u16, flags: u32, body: &[u8]) -> Vec<u8> {
+        let mut message = vec![1, 0];
+        message.extend_from_slice(&command.to_le_bytes());
+        message.extend_from_slice(&(16 + body.len() as u32).to_le_bytes());
+        message.extend_from_slice(&flags.to_le_bytes());
+        message.extend_from_slice(&[0; 4]);
+        message.extend_from_slice(body);
+        message
+    }
+
+    #[test]
+    fn a_client_is_served_until_it_leaves() {
+        let directory = tempfile::tempdir().unwrap();
+        let (server, mut client, control) = start(directory.path());
+        // A refused request without reply, then one that is answered.
+        client.write_all(&request(99, 0x10, &[])).unwrap();
+        client
+            .write_all(&request(protocol::command::DEVICE_GET_INFO, 0, &[0; 16]))
+            .unwrap();
+        let mut reply = [0; 32];
+        client.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[..12], [1, 0, 4, 0, 32, 0, 0, 0, 1, 0, 0, 0]);
+        assert_eq!(
+            Client::connect(&control)
+                .unwrap()
+                .counters()
+                .unwrap()
+                .rejected,
+            1
+        );
+        drop(client);
+        server.join().unwrap().unwrap();
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_message_that_cannot_be_delimited_ends_the_server_with_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let (server, mut client, _) = start(directory.path());
+        let mut message = request(1, 0, &[]);
+        message[4..8].copy_from_slice(&3_u32.to_le_bytes());
+        client.write_all(&message).unwrap();
+        let error = server.join().unwrap().unwrap_err().to_string();
+        assert!(error.contains("message of 3 bytes"), "{error}");
+    }
+
+    #[test]
+    fn an_existing_socket_is_not_taken_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        std::fs::write(&path, "").unwrap();
+        let error = listen(&path).unwrap_err().to_string();
+        assert!(error.contains("remove it"), "{error}");
+    }
+}

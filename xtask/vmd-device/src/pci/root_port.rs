@@ -9,11 +9,11 @@ pub(crate) const BRIDGE_CONTROL_RESET: u16 = 0x40;
 
 const BUS_NUMBERS: usize = 0x18;
 const MEMORY_WINDOW: usize = 0x20;
+const PREFETCHABLE_WINDOW: usize = 0x24;
 const EXPRESS: usize = 0x40;
 const MSI: usize = 0x80;
 
-/// The configuration space of root port `index` after a reset. It has no
-/// prefetchable window, so that all of MEMBAR1 is there for the disks' BARs.
+/// The configuration space of root port `index` after a reset.
 pub(crate) fn config_space(index: usize) -> ConfigSpace {
     let mut space = ConfigSpace::new();
     let number = index as u32 + 1;
@@ -27,6 +27,11 @@ pub(crate) fn config_space(index: usize) -> ConfigSpace {
     space.allow(register::CACHE_LINE, &[0xff]);
     space.allow(BUS_NUMBERS, &[0xff; 3]);
     space.allow(MEMORY_WINDOW, &0xfff0_fff0_u32.to_le_bytes());
+    // The prefetchable window has 64-bit addresses. Linux assigns one to these
+    // ports whether the registers are there or not.
+    space.set(PREFETCHABLE_WINDOW, &0x0001_0001_u32.to_le_bytes());
+    space.allow(PREFETCHABLE_WINDOW, &0xfff0_fff0_u32.to_le_bytes());
+    space.allow(PREFETCHABLE_WINDOW + 4, &[0xff; 8]);
     space.set(register::CAPABILITIES, &[EXPRESS as u8]);
     space.allow(register::INTERRUPT_LINE, &[0xff]);
     space.allow(BRIDGE_CONTROL, &[0xff; 2]);
