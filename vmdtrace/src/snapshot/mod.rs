@@ -87,12 +87,17 @@ impl LineCounts {
     /// All runs of the handler.
     #[must_use]
     pub fn runs(&self) -> u64 {
-        self.depth0_runs + self.nested_runs
+        self.depth0_runs.saturating_add(self.nested_runs)
     }
 
     #[must_use]
     pub fn is_remapped_child(&self) -> bool {
-        self.kind == LineKind::OtherChild || self.path == Some(DiskPath::VmdRemap)
+        match self.kind {
+            LineKind::VmdVector | LineKind::Watched => false,
+            LineKind::Nvme => self.path == Some(DiskPath::VmdRemap),
+            // Known only because it ran inside a vector's handler.
+            LineKind::OtherChild => true,
+        }
     }
 }
 
