@@ -4,3 +4,4 @@ pub(crate) mod build;
 pub(crate) mod demo;
 pub(crate) mod device;
 pub(crate) mod setup;
+pub(crate) mod test;

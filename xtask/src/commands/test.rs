@@ -45,7 +45,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         command.args(["--", filter]);
     }
     command.envs(environment);
-    let mut cargo = command.stdout(Stdio::piped()).spawn().context("cannot run cargo test")?;
+    let mut cargo = command
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot run cargo test")?;
     let mut counts = Counts::default();
     if let Some(output) = cargo.stdout.take() {
         for line in BufReader::new(output).lines() {
@@ -55,7 +58,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     let status = cargo.wait().context("cannot wait for cargo test")?;
-    let Counts { passed, failed, skipped } = counts;
+    let Counts {
+        passed,
+        failed,
+        skipped,
+    } = counts;
     println!("\n{passed} passed, {failed} failed, {skipped} skipped");
     if !status.success() {
         bail!("cargo test ended with {status}");
@@ -78,11 +85,17 @@ impl Counts {
     /// Takes in a line such as
     /// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 2 filtered out; …`.
     fn add(&mut self, line: &str) {
-        let Some(outcome) = line.strip_prefix("test result: ") else { return };
+        let Some(outcome) = line.strip_prefix("test result: ") else {
+            return;
+        };
         for part in outcome.split([';', '.']) {
             let mut words = part.split_whitespace();
-            let (Some(count), Some(what)) = (words.next(), words.next()) else { continue };
-            let Ok(count) = count.parse::<u64>() else { continue };
+            let (Some(count), Some(what)) = (words.next(), words.next()) else {
+                continue;
+            };
+            let Ok(count) = count.parse::<u64>() else {
+                continue;
+            };
             match what {
                 "passed" => self.passed += count,
                 "failed" => self.failed += count,
@@ -108,6 +121,13 @@ mod tests {
         ] {
             counts.add(line);
         }
-        assert_eq!(counts, Counts { passed: 7, failed: 2, skipped: 1 });
+        assert_eq!(
+            counts,
+            Counts {
+                passed: 7,
+                failed: 2,
+                skipped: 1
+            }
+        );
     }
 }

@@ -133,7 +133,7 @@ mod tests {
             ("hardware interrupts on", |run| run.hardware_interrupts += 1),
             ("hardware interrupts on", |run| run.repeated_runs = Some(1)),
             ("hardware interrupts on", |run| {
-                run.kernel_vmd_interrupts += 1
+                run.kernel_vmd_interrupts += 1;
             }),
             ("own lines: 1", |run| run.kernel_nvme_interrupts += 1),
             ("no handler", |run| run.child_runs = 0),
@@ -144,7 +144,7 @@ mod tests {
             ("found no slot: 1", |run| run.unassigned_runs += 1),
             ("kernel skipped: 2", |run| run.probe_missed = Some(2)),
             ("scrapes that failed: 1", |run| {
-                run.prometheus_scrapes_failed += 1
+                run.prometheus_scrapes_failed += 1;
             }),
             ("stored 4 scrapes", |run| run.prometheus_scrapes_between = 4),
         ];

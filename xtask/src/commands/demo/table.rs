@@ -79,7 +79,7 @@ fn aligned(rows: &[Vec<String>]) -> String {
             let widths = rows
                 .iter()
                 .filter_map(|row| row.get(column))
-                .map(|cell| cell.len());
+                .map(String::len);
             let width = widths.max().unwrap_or_default();
             if column == 0 {
                 line.push_str(&format!("{cell:<width$}"));
