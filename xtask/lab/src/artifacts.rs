@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use xtask_setup::{GuestPrograms, Kernel, Profile, Qemu, Setup};
 
-use crate::error::{LabError, Result};
+use crate::error::Result;
 use crate::initramfs::Archive;
 use crate::modules::{Module, Modules};
 
@@ -40,20 +40,24 @@ pub(crate) fn module_path(name: &str) -> String {
 }
 
 impl Artifacts {
-    /// Gets and builds all parts but the daemon. The device server is this very
-    /// program, which therefore has to have the command `device`.
+    /// Gets and builds all parts but the two programs that are given: the daemon,
+    /// and the device server (see the fields).
     ///
     /// # Errors
     /// When a part cannot be had.
-    pub fn prepare(setup: &Setup, series: &str, vmdtrace: Option<PathBuf>) -> Result<Self> {
+    pub fn prepare(
+        setup: &Setup,
+        series: &str,
+        vmdtrace: Option<PathBuf>,
+        device_server: PathBuf,
+    ) -> Result<Self> {
         Ok(Self {
             qemu: setup.qemu()?,
             kernel: setup.kernel(series)?,
             programs: setup.guest_programs()?,
             agent: setup.static_binary("lab-agent", "lab-agent", Profile::Release)?,
             vmdtrace,
-            device_server: std::env::current_exe()
-                .map_err(LabError::io("cannot tell which program this is"))?,
+            device_server,
             cache: setup.cache().path("initramfs"),
         })
     }

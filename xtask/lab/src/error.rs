@@ -82,7 +82,8 @@ pub(crate) struct Log {
 impl Log {
     /// The end of the log, with a title; nothing if there is none.
     fn tail(&self) -> String {
-        const LINES: usize = 25;
+        // A kernel panic, with its trace of calls, takes about fifty.
+        const LINES: usize = 70;
         let bytes = std::fs::read(&self.path).unwrap_or_default();
         let text = printable(&String::from_utf8_lossy(&bytes));
         let lines: Vec<_> = text

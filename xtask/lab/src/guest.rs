@@ -94,10 +94,7 @@ impl Guest {
     /// time: with the ends of the console's, QEMU's and the devices' logs.
     pub fn boot(artifacts: &Artifacts, config: &GuestConfig) -> Result<Self> {
         interrupt::listen()?;
-        let folder = tempfile::Builder::new()
-            .prefix("vmdtrace-lab-")
-            .tempdir()
-            .map_err(LabError::io("cannot make a folder for temporary files"))?;
+        let folder = crate::temporary::folder("lab")?;
         let initramfs = folder.path().join("initramfs");
         let base = artifacts.base()?.cached(&artifacts.cache)?;
         initramfs::join(&base, &overlay(artifacts, config), &initramfs)?;

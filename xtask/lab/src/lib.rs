@@ -20,6 +20,7 @@ mod parent_death;
 mod prometheus;
 mod qemu;
 mod scrape;
+mod temporary;
 
 pub use artifacts::{Artifacts, VMDTRACE};
 pub use command::{Background, GuestCommand, Output};

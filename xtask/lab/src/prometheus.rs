@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::child::Guarded;
 use crate::error::{LabError, Result};
 use crate::guest::free_port;
-use crate::{http, interrupt};
+use crate::{http, interrupt, temporary};
 
 const HTTP_LIMIT: Duration = Duration::from_secs(10);
 
@@ -67,10 +67,7 @@ impl Prometheus {
     /// When it does not start or does not become ready, with its log.
     pub fn start(program: &Path) -> Result<Self> {
         interrupt::listen()?;
-        let folder = tempfile::Builder::new()
-            .prefix("vmdtrace-prometheus-")
-            .tempdir()
-            .map_err(LabError::io("cannot make a folder for Prometheus"))?;
+        let folder = temporary::folder("prometheus")?;
         let configuration = folder.path().join("prometheus.yml");
         std::fs::write(&configuration, CONFIGURATION).map_err(LabError::path(&configuration))?;
         write_targets(folder.path(), &[])?;

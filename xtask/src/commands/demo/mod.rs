@@ -58,7 +58,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let setup = Setup::new()?;
     let built = setup.build(Profile::Release)?;
-    let artifacts = Artifacts::prepare(&setup, &args.kernel, Some(built.vmdtrace))?;
+    let this_program = std::env::current_exe().context("cannot tell which program this is")?;
+    let artifacts = Artifacts::prepare(&setup, &args.kernel, Some(built.vmdtrace), this_program)?;
     let programs = setup.prometheus()?;
 
     let teller = Teller::new(args.verbose);

@@ -14,27 +14,25 @@ fn of_the_source(mode: Mode, one_disk: bool) -> &'static str {
     }
 }
 
-/// Two lines of title for each column.
-const TITLES: [(&str, &str); 12] = [
-    ("", "mode"),
-    ("", "disks"),
-    ("fio", "CPUs"),
-    ("child int.", "per vector"),
-    ("IOPS", "(source's)"),
-    ("IOPS", "(ours *)"),
-    ("hardware", "interrupts"),
-    ("completions", "per hw int."),
-    ("child runs", "per hw int."),
-    ("runs for", "nothing"),
-    ("int. time", "per I/O *"),
-    ("int. time per", "CPU mean/max *"),
+/// Three lines of title for each column.
+const TITLES: [[&str; 3]; 12] = [
+    ["", "", "mode"],
+    ["", "", "disks"],
+    ["", "fio", "CPUs"],
+    ["child", "int. per", "vector"],
+    ["", "IOPS of", "source"],
+    ["", "IOPS", "here *"],
+    ["", "hardware", "interrupts"],
+    ["completions", "per hw", "interrupt"],
+    ["child runs", "per hw", "interrupt"],
+    ["runs for", "nothing", "%"],
+    ["int. time", "per I/O", "us *"],
+    ["int. time", "% of CPU", "mean/max *"],
 ];
 
 pub(super) fn render(runs: &[Run]) -> String {
-    let mut rows = vec![
-        TITLES.map(|(upper, _)| upper.to_owned()).to_vec(),
-        TITLES.map(|(_, lower)| lower.to_owned()).to_vec(),
-    ];
+    let title = |line: usize| TITLES.iter().map(|title| title[line].to_owned()).collect();
+    let mut rows: Vec<Vec<String>> = (0..3).map(title).collect();
     rows.extend(runs.iter().map(row));
     let mut text = aligned(&rows);
     text.push_str(
@@ -63,12 +61,12 @@ fn row(run: &Run) -> Vec<String> {
         run.hardware_interrupts.to_string(),
         figure(run.completions_per_interrupt(), 2),
         figure(run.child_runs_per_interrupt(), 2),
-        figure(run.share_for_nothing().map(|share| share * 100.0), 1) + " %",
+        figure(run.share_for_nothing().map(|share| share * 100.0), 1),
         figure(
             run.interrupt_seconds_per_io().map(|seconds| seconds * 1e6),
             1,
-        ) + " us",
-        format!("{:.1} / {:.1} %", mean * 100.0, most * 100.0),
+        ),
+        format!("{:.1}/{:.1}", mean * 100.0, most * 100.0),
     ]
 }
 
