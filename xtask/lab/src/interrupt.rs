@@ -58,7 +58,7 @@ pub fn wait() {
 ///
 /// # Errors
 /// The first error of `ready`, an interruption, or [`LabError::TimedOut`].
-pub(crate) fn until<T>(
+pub fn until<T>(
     what: &str,
     limit: Duration,
     mut ready: impl FnMut() -> Result<Option<T>>,

@@ -1,7 +1,7 @@
 //! Builds what the project itself makes: the eBPF object, the static daemon
 //! that holds it, and static programs for the guest.
 
-use std::ffi::OsStr;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -75,11 +75,7 @@ fn ebpf_program(setup: &Setup, bin: &str) -> Result<PathBuf> {
         "building the eBPF object {bin} (about a minute when nothing is built yet)"
     ));
     let mut command = setup.cargo();
-    ebpf_environment(
-        &mut command,
-        &toolchain,
-        std::env::var_os("PATH").as_deref(),
-    )?;
+    ebpf_environment(&mut command, &toolchain, |name| std::env::var_os(name))?;
     command
         .args([
             "build",
@@ -99,20 +95,16 @@ fn ebpf_program(setup: &Setup, bin: &str) -> Result<PathBuf> {
 fn ebpf_environment(
     command: &mut Command,
     toolchain: &EbpfToolchain,
-    path: Option<&OsStr>,
+    callers: impl Fn(&str) -> Option<OsString>,
 ) -> Result<()> {
-    let linker = toolchain
-        .bpf_linker
-        .parent()
-        .unwrap_or(Path::new("/"))
-        .to_owned();
-    let folders = std::iter::once(linker).chain(path.into_iter().flat_map(std::env::split_paths));
-    let path = std::env::join_paths(folders).map_err(|_| Error::Output {
-        command: "PATH".to_owned(),
-        problem: format!("{} cannot be put on it", toolchain.bpf_linker.display()),
-    })?;
+    let linker = toolchain.bpf_linker.parent().unwrap_or(Path::new("/"));
     command
-        .env("PATH", path)
+        .env("PATH", prepend(linker, "PATH", &callers)?)
+        // bpf-linker 0.10 looks for LLVM there before anywhere else.
+        .env(
+            "LD_LIBRARY_PATH",
+            prepend(&toolchain.llvm, "LD_LIBRARY_PATH", &callers)?,
+        )
         .env("RUSTC_BOOTSTRAP", "1")
         // Cargo's own variable for where the library sources are (cargo, src/cargo/core/compiler/standard_lib.rs).
         .env("__CARGO_TESTS_ONLY_SRC_ROOT", &toolchain.rust_src)
@@ -120,6 +112,22 @@ fn ebpf_environment(
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("CARGO_BUILD_RUSTFLAGS");
     Ok(())
+}
+
+/// A search path with a folder before what the caller's has.
+fn prepend(
+    folder: &Path,
+    variable: &str,
+    callers: impl Fn(&str) -> Option<OsString>,
+) -> Result<OsString> {
+    let old = callers(variable).unwrap_or_default();
+    let rest = std::env::split_paths(&old).filter(|path| !path.as_os_str().is_empty());
+    std::env::join_paths(std::iter::once(folder.to_owned()).chain(rest)).map_err(|error| {
+        Error::Output {
+            command: variable.to_owned(),
+            problem: format!("{} cannot be put on it: {error}", folder.display()),
+        }
+    })
 }
 
 pub(crate) fn static_binary(
@@ -143,7 +151,7 @@ fn static_with(
     let target = setup.target_directory()?;
     host::require_space(&target, STATIC_SPACE, &format!("building {bin}"))?;
     setup.progress().step(&format!(
-        "building {bin} (up to 2 minutes when nothing is built yet)"
+        "building {bin} (some minutes on 2 cores when nothing is built yet)"
     ));
     let mut command = setup.cargo();
     command
@@ -247,11 +255,13 @@ not json
     fn the_ebpf_build_gets_its_own_environment() {
         let toolchain = EbpfToolchain {
             rust_src: PathBuf::from("/src/library"),
+            llvm: PathBuf::from("/sysroot/lib"),
             bpf_linker: PathBuf::from("/cache/bin/bpf-linker"),
             rustc_version: "1.95.0".to_owned(),
         };
         let mut command = Command::new("cargo");
-        ebpf_environment(&mut command, &toolchain, Some(OsStr::new("/usr/bin:/bin"))).unwrap();
+        let callers = |name: &str| (name == "PATH").then(|| OsString::from("/usr/bin:/bin"));
+        ebpf_environment(&mut command, &toolchain, callers).unwrap();
         let get = |name: &str| {
             command
                 .get_envs()
@@ -264,6 +274,7 @@ not json
             get("__CARGO_TESTS_ONLY_SRC_ROOT").as_deref(),
             Some("/src/library")
         );
+        assert_eq!(get("LD_LIBRARY_PATH").as_deref(), Some("/sysroot/lib"));
         assert_eq!(get("RUSTC_BOOTSTRAP").as_deref(), Some("1"));
         assert_eq!(get("RUSTFLAGS").as_deref(), Some(EBPF_RUSTFLAGS));
         assert_eq!(get("CARGO_ENCODED_RUSTFLAGS"), None);

@@ -154,6 +154,17 @@ pub enum Error {
         /// The series that works, such as `1.95`.
         supported: String,
     },
+    /// The compiler brings no LLVM library that the eBPF linker could use.
+    #[error(
+        "rustc {rustc} has no LLVM library in {}, and the eBPF linker needs the compiler's own: use the toolchain that \
+         rustup installs instead of a distribution's", folder.display()
+    )]
+    NoLlvm {
+        /// The compiler's version.
+        rustc: String,
+        /// Where the library should be.
+        folder: PathBuf,
+    },
     /// The standard library's sources of this very compiler cannot be had.
     #[error(
         "the library sources of rustc {rustc} are needed to build the eBPF program, and there is no way to get them. rustup: {rustup}. \

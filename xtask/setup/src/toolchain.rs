@@ -24,6 +24,8 @@ const BPF_LINKER_SPACE: u64 = 1_000_000_000;
 pub struct EbpfToolchain {
     /// The folder `library` of the sources of this very compiler.
     pub rust_src: PathBuf,
+    /// The folder with the compiler's LLVM library, which bpf-linker opens.
+    pub llvm: PathBuf,
     /// The program `bpf-linker`.
     pub bpf_linker: PathBuf,
     /// The compiler's version, such as `1.95.0`.
@@ -49,8 +51,11 @@ pub(crate) fn ensure(setup: &Setup) -> Result<EbpfToolchain> {
     let rustc = rustc(setup)?;
     check_supported(&rustc.release)?;
     host::require_cc()?;
+    let sysroot = process::capture(rustc_command(setup).args(["--print", "sysroot"]))?;
+    let sysroot = Path::new(sysroot.trim());
     Ok(EbpfToolchain {
-        rust_src: rust_src(setup, &rustc)?,
+        llvm: llvm(sysroot, &rustc)?,
+        rust_src: rust_src(setup, &rustc, sysroot)?,
         bpf_linker: bpf_linker(setup)?,
         rustc_version: rustc.release,
     })
@@ -97,11 +102,27 @@ fn check_supported(release: &str) -> Result<()> {
     }
 }
 
+/// The folder of the LLVM that this compiler was built with.
+fn llvm(sysroot: &Path, rustc: &Rustc) -> Result<PathBuf> {
+    let folder = sysroot.join("lib");
+    let there = std::fs::read_dir(&folder)
+        .context("read", &folder)?
+        .flatten()
+        .any(|item| item.file_name().to_string_lossy().starts_with("libLLVM"));
+    if there {
+        Ok(folder)
+    } else {
+        Err(Error::NoLlvm {
+            rustc: rustc.release.clone(),
+            folder,
+        })
+    }
+}
+
 /// The sources: the component if it is there, else what the cache has, else
 /// the component if rustup can add it, else Debian's package.
-fn rust_src(setup: &Setup, rustc: &Rustc) -> Result<PathBuf> {
-    let sysroot = process::capture(rustc_command(setup).args(["--print", "sysroot"]))?;
-    let component = Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library");
+fn rust_src(setup: &Setup, rustc: &Rustc, sysroot: &Path) -> Result<PathBuf> {
+    let component = sysroot.join("lib/rustlib/src/rust/library");
     if is_library(&component) {
         return Ok(component);
     }
@@ -302,6 +323,21 @@ mod tests {
             let text = check_supported(bad).unwrap_err().to_string();
             assert!(text.contains("rustup toolchain install 1.95"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_compiler_without_a_shared_llvm_is_refused() {
+        let sysroot = tempfile::tempdir().unwrap();
+        let folder = sysroot.path().join("lib");
+        std::fs::create_dir(&folder).unwrap();
+        let rustc = Rustc {
+            release: "1.95.0".to_owned(),
+            host: "x86_64-unknown-linux-gnu".to_owned(),
+        };
+        let text = llvm(sysroot.path(), &rustc).unwrap_err().to_string();
+        assert!(text.contains("1.95.0") && text.contains("rustup"), "{text}");
+        std::fs::write(folder.join("libLLVM-22-rust.so"), "").unwrap();
+        assert_eq!(llvm(sysroot.path(), &rustc).unwrap(), folder);
     }
 
     #[test]

@@ -53,7 +53,7 @@ fn list(setup: &Setup) -> anyhow::Result<()> {
     println!("{}", setup.cache().root().display());
     for name in setup.entries()? {
         let state = match setup.cache().look_up(&name, Check::Contents)? {
-            Entry::Absent => "not there".to_owned(),
+            Entry::Absent => "not in the cache".to_owned(),
             Entry::Damaged(why) => format!("damaged: {why}"),
             Entry::Complete(contents) => contents.version,
         };

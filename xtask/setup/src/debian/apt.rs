@@ -185,19 +185,26 @@ impl<'a> PrivateApt<'a> {
             .map(|p| folder.join(p.file_name()))
             .collect();
         let mut verified = HashSet::new();
-        let mut attempt = 1;
-        loop {
+        let mut result: Result<()> = Ok(());
+        for attempt in 0..TRIES {
             let missing = self.missing(packages, &paths, &mut verified)?;
             if missing.is_empty() {
                 return Ok(paths);
             }
-            let log = self.root.join("log");
-            let result = process::run_watched(
+            if let Err(error) = &result {
+                self.progress.step(&format!(
+                    "download interrupted, trying again ({attempt} of {}): {}",
+                    TRIES - 1,
+                    reasons(&error.to_string())
+                ));
+                std::thread::sleep(Duration::from_secs(1 << attempt));
+            }
+            result = process::run_watched(
                 self.program("apt-get")
                     .current_dir(&folder)
                     .arg("download")
-                    .args(missing.iter().map(|p| p.spec())),
-                &log,
+                    .args(missing.iter().map(|m| m.package.spec())),
+                &self.root.join("log"),
                 None,
                 || {
                     let done = paths
@@ -208,82 +215,47 @@ impl<'a> PrivateApt<'a> {
                 },
             );
             self.progress.finish();
-            if attempt == TRIES {
-                return Err(self.give_up(what, result, packages, &paths, &mut verified)?);
-            }
-            if let Err(error) = result {
-                self.progress.step(&format!(
-                    "download interrupted, trying again ({attempt} of {}): {error}",
-                    TRIES - 1
-                ));
-                std::thread::sleep(Duration::from_secs(1 << attempt));
-            } else if self.missing(packages, &paths, &mut verified)?.is_empty() {
-                return Ok(paths);
-            }
-            attempt += 1;
         }
-    }
-
-    /// The error after the last try. The index is asked for again next time:
-    /// the archive may have dropped a version since.
-    fn give_up(
-        &self,
-        what: &str,
-        result: Result<()>,
-        packages: &[Package],
-        paths: &[PathBuf],
-        verified: &mut HashSet<PathBuf>,
-    ) -> Result<Error> {
+        let missing = self.missing(packages, &paths, &mut verified)?;
+        if missing.is_empty() {
+            return Ok(paths);
+        }
+        // The archive may have dropped a version since: ask for the index again next time.
         remove(&self.updated_mark())?;
-        if let Err(error) = result {
-            return Ok(Error::Download {
-                what: format!("fetching {what}"),
-                detail: error.to_string(),
-            });
-        }
-        let mut error = Error::Download {
-            what: format!("fetching {what}"),
-            detail: "apt-get said it was done, and files are missing".to_owned(),
-        };
-        for (package, path) in packages.iter().zip(paths) {
-            if !verified.contains(path) && path.is_file() {
-                error = Error::Corrupt {
-                    what: path.display().to_string(),
-                    expected: package.sha256.clone(),
-                    found: sha256_of(path)?,
-                };
-                remove(path)?;
-            }
-        }
-        Ok(error)
+        Err(fetch_error(what, result, missing))
     }
 
-    /// Which packages are not there with the right hash. A file that is too
-    /// short is left for apt to continue; any other wrong one is deleted.
+    /// Which packages are not there with the right hash. What is wrong is
+    /// deleted: apt takes a file of the right size as it is.
     fn missing<'p>(
         &self,
         packages: &'p [Package],
         paths: &[PathBuf],
         verified: &mut HashSet<PathBuf>,
-    ) -> Result<Vec<&'p Package>> {
+    ) -> Result<Vec<Missing<'p>>> {
         let mut missing = Vec::new();
         for (package, path) in packages.iter().zip(paths) {
             if verified.contains(path) {
                 continue;
             }
-            match fs::metadata(path) {
-                Ok(metadata) if metadata.len() >= package.size => {
-                    if metadata.len() == package.size && sha256_of(path)? == package.sha256 {
+            let mut wrong_hash = None;
+            if let Ok(metadata) = fs::metadata(path) {
+                if metadata.len() == package.size {
+                    let found = sha256_of(path)?;
+                    if found == package.sha256 {
                         verified.insert(path.clone());
                         continue;
                     }
                     self.progress
-                        .step(&format!("{} is corrupt; fetching it again", path.display()));
-                    remove(path)?;
+                        .step(&format!("{} is corrupt; deleting it", path.display()));
+                    wrong_hash = Some(found);
                 }
-                _ => {}
+                remove(path)?;
             }
-            missing.push(package);
+            missing.push(Missing {
+                package,
+                wrong_hash,
+            });
         }
         Ok(missing)
     }
@@ -432,17 +404,18 @@ impl<'a> PrivateApt<'a> {
             self.progress.step(&format!(
                 "not every suite of {} can be fetched ({}); trying the release and its backports alone",
                 self.release.codename(),
-                last_line(&first.to_string())
+                reasons(&first.to_string())
             ));
             self.write_sources(mirror, false)?;
-            update().map_err(|error| index_error(self.release, error.to_string()))?;
+            update().map_err(|error| index_error(self.release, &error.to_string()))?;
         }
         write(&mark, "")
     }
 }
 
-fn index_error(release: Release, detail: String) -> Error {
-    if detail.contains("NO_PUBKEY") {
+fn index_error(release: Release, output: &str) -> Error {
+    let detail = reasons(output);
+    if output.contains("NO_PUBKEY") {
         return Error::OldKeyring { detail };
     }
     Error::Download {
@@ -451,6 +424,34 @@ fn index_error(release: Release, detail: String) -> Error {
             release.codename()
         ),
         detail,
+    }
+}
+
+/// A package that is not there.
+#[derive(Debug)]
+struct Missing<'p> {
+    package: &'p Package,
+    /// The hash of a file of the right size that was there instead.
+    wrong_hash: Option<String>,
+}
+
+/// Why packages are missing after the last try.
+fn fetch_error(what: &str, result: Result<()>, missing: Vec<Missing<'_>>) -> Error {
+    for one in missing {
+        if let Some(found) = one.wrong_hash {
+            return Error::Corrupt {
+                what: one.package.file_name(),
+                expected: one.package.sha256.clone(),
+                found,
+            };
+        }
+    }
+    Error::Download {
+        what: format!("fetching {what}"),
+        detail: match result {
+            Err(error) => reasons(&error.to_string()),
+            Ok(()) => "apt-get said it was done, and files are missing".to_owned(),
+        },
     }
 }
 
@@ -466,8 +467,24 @@ pub(crate) fn records(packages: &[Package]) -> Vec<PackageRecord> {
         .collect()
 }
 
-fn last_line(text: &str) -> &str {
-    text.lines().last().unwrap_or_default()
+/// The errors among what apt printed, each once; all of it if there are none.
+fn reasons(output: &str) -> String {
+    // What apt says last in any case.
+    const SUMMARY: &str = "E: Some index files failed to download";
+    let mut reasons: Vec<&str> = Vec::new();
+    for line in output
+        .lines()
+        .filter(|l| l.starts_with("E: ") && !l.starts_with(SUMMARY))
+    {
+        if !reasons.contains(&line) {
+            reasons.push(line);
+        }
+    }
+    if reasons.is_empty() {
+        output.to_owned()
+    } else {
+        reasons.join("\n")
+    }
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {
@@ -612,19 +629,27 @@ mod tests {
 
     #[test]
     fn a_missing_key_is_not_called_a_network_failure() {
-        let old = index_error(
-            Release::Trixie,
-            "E: ... NO_PUBKEY 6ED0E7B82643E131".to_owned(),
-        );
+        let old = index_error(Release::Trixie, "E: ... NO_PUBKEY 6ED0E7B82643E131");
         assert!(
             old.to_string().contains("install debian-archive-keyring"),
             "{old}"
         );
-        let network = index_error(Release::Trixie, "E: Could not connect".to_owned());
+        let network = index_error(Release::Trixie, "E: Could not connect");
         assert!(
             network.to_string().contains("Check the network"),
             "{network}"
         );
+    }
+
+    #[test]
+    fn only_apts_errors_are_shown() {
+        let output = "failed:\nIgn:1 http://mirror.invalid trixie InRelease\nE: Failed to fetch a\n\
+            E: Failed to fetch a\nE: Failed to fetch b\nE: Some index files failed to download. They\n";
+        assert_eq!(
+            reasons(output),
+            "E: Failed to fetch a\nE: Failed to fetch b"
+        );
+        assert_eq!(reasons("killed"), "killed");
     }
 
     #[test]
@@ -673,23 +698,20 @@ mod tests {
         fs::write(&paths[1], "abd").unwrap();
         fs::write(&paths[2], "ab").unwrap();
         let mut verified = HashSet::new();
-        let missing: Vec<_> = apt
-            .missing(&packages, &paths, &mut verified)
-            .unwrap()
-            .iter()
-            .map(|p| p.name.clone())
-            .collect();
-        assert_eq!(missing, ["altered", "partial", "absent"]);
-        assert!(paths[0].exists() && !paths[1].exists() && paths[2].exists());
-        // What is left wrong after the last try is called corrupt, by name.
-        fs::write(&paths[1], "abd").unwrap();
-        let error = apt
-            .give_up("test", Ok(()), &packages[1..2], &paths[1..2], &mut verified)
-            .unwrap();
+        let missing = apt.missing(&packages, &paths, &mut verified).unwrap();
+        let names: Vec<_> = missing.iter().map(|m| m.package.name.as_str()).collect();
+        assert_eq!(names, ["altered", "partial", "absent"]);
+        assert!(paths[0].exists() && !paths[1].exists() && !paths[2].exists());
+        let error = fetch_error("test", Ok(()), missing);
         assert!(
-            matches!(&error, Error::Corrupt { expected, .. } if *expected == hash),
+            matches!(&error, Error::Corrupt { what, expected, found }
+                if what == "altered_1_amd64.deb" && *expected == hash && *found != hash),
             "{error}"
         );
-        assert!(!paths[1].exists());
+        // The next look finds it gone, and no corrupt file any more.
+        let missing = apt.missing(&packages, &paths, &mut verified).unwrap();
+        assert!(missing.iter().all(|m| m.wrong_hash.is_none()));
+        let error = fetch_error("test", Ok(()), missing);
+        assert!(error.to_string().contains("Check the network"), "{error}");
     }
 }

@@ -1,0 +1,95 @@
+//! Tests in the virtual server: real vmd.ko and nvme.ko of an unmodified
+//! kernel, real fio, a real Prometheus. `cargo xtask test` sets up what they
+//! need; without that they report "ignored" with the reason.
+//!
+//! What is asserted are counts and relations, never times.
+
+#![expect(
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking"
+)]
+
+mod demo;
+mod guest;
+mod late_modules;
+mod leftovers;
+mod native;
+mod server;
+mod shared;
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use xtask_lab::Artifacts;
+use xtask_setup::{DEFAULT_KERNEL, Profile, Setup};
+
+/// The command under test; it also serves the emulated devices.
+const XTASK: &str = env!("CARGO_BIN_EXE_xtask");
+
+/// A test that reports "ignored" where nothing was set up.
+fn lab_test(
+    name: impl Into<String>,
+    test: impl FnOnce() -> Result<(), Failed> + Send + 'static,
+) -> Trial {
+    Trial::ignorable_test(name, move || {
+        if std::env::var_os("VMDTRACE_LAB").is_none() {
+            return Ok(Completion::ignored_with(
+                "needs root and a virtual server: run `cargo xtask test`",
+            ));
+        }
+        test()?;
+        Ok(Completion::Completed)
+    })
+}
+
+/// Everything a guest is made of, the daemon included.
+fn artifacts() -> Artifacts {
+    let setup = Setup::new().unwrap();
+    let built = setup.build(Profile::Release).unwrap();
+    let vmdtrace = Some(built.vmdtrace);
+    Artifacts::prepare(&setup, DEFAULT_KERNEL, vmdtrace, XTASK.into()).unwrap()
+}
+
+/// Fails unless Debian's own linter has nothing to say of the text.
+fn check_with_promtool(text: &str) {
+    use std::io::Write as _;
+    use std::process::{Command, Stdio};
+
+    let programs = Setup::new().unwrap().prometheus().unwrap();
+    let mut promtool = Command::new(programs.promtool)
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    promtool
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(text.as_bytes())
+        .unwrap();
+    let output = promtool.wait_with_output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    assert_eq!(String::from_utf8_lossy(&said), "");
+    assert!(output.status.success(), "promtool: {}", output.status);
+}
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // Two cores boot one guest at a time.
+    arguments.test_threads = Some(1);
+    let (demo, demo_trials) = demo::trials();
+    let (servers, server_trials) = server::trials();
+    let mut trials = demo_trials;
+    trials.extend(guest::trials());
+    trials.extend(server_trials);
+    trials.extend(late_modules::trials());
+    trials.extend(leftovers::trials());
+    trials.extend(native::trials());
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    // Ends what is still running.
+    drop((demo, servers));
+    conclusion.exit_code()
+}

@@ -1,0 +1,480 @@
+//! One booted server in each mode with the daemon in it, shared by its tests.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use vmd_device::{Config, DeviceId};
+use xtask_lab::{
+    Background, Bound, CpuList, Done, Guest, GuestCommand, GuestConfig, GuestDisk, KernelCounts,
+    Load, Sample, Scrape, VMDTRACE, disk_of_action, interrupt, is_vmd_action,
+};
+
+use crate::shared::Shared;
+use crate::{artifacts, check_with_promtool, lab_test};
+
+/// For what takes seconds on an idle host.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+const DISKS: u8 = 4;
+const CPUS: u32 = 3;
+const VECTORS: u16 = 4;
+
+/// A guest, and its daemon.
+pub(crate) struct Server {
+    pub(crate) guest: Guest,
+    pub(crate) daemon: Background,
+}
+
+/// What all sources say at one moment of rest.
+pub(crate) struct Readings {
+    pub(crate) daemon: Scrape,
+    pub(crate) kernel: KernelCounts,
+    pub(crate) device: vmd_device::Counters,
+}
+
+impl Server {
+    /// Boots and starts the daemon, before any I/O of ours.
+    pub(crate) fn boot(id: DeviceId, modules: &[&str]) -> Self {
+        let config = GuestConfig {
+            cpus: CPUS,
+            controllers: vec![Config {
+                id,
+                disks: DISKS,
+                vectors: VECTORS,
+                ..Config::default()
+            }],
+            modules: modules.iter().map(|module| (*module).to_owned()).collect(),
+            ..GuestConfig::default()
+        };
+        let guest = Guest::boot(&artifacts(), &config).unwrap_or_else(|error| panic!("{error}"));
+        if modules.contains(&"vmd") && modules.contains(&"nvme") {
+            guest
+                .await_disks(PATIENCE)
+                .unwrap_or_else(|error| panic!("{error}"));
+        }
+        let command = GuestCommand::new(VMDTRACE).args([
+            "serve",
+            "--web.listen-address",
+            "0.0.0.0:10973",
+            "--metrics.lines",
+        ]);
+        let daemon = guest
+            .spawn(&command)
+            .unwrap_or_else(|error| panic!("{error}"));
+        interrupt::until("the daemon to be ready", PATIENCE, || {
+            daemon.check_running()?;
+            Ok(guest
+                .http_get("/readyz")
+                .is_ok_and(|it| it.status == 200)
+                .then_some(()))
+        })
+        .unwrap_or_else(|error| panic!("{error}"));
+        Self { guest, daemon }
+    }
+
+    fn device(&self) -> vmd_device::Counters {
+        self.guest.controllers()[0]
+            .counters()
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Waits until the device and the kernel's counts of our lines stand still.
+    pub(crate) fn at_rest(&self) -> Readings {
+        let mut last = None;
+        interrupt::until("the guest to be at rest", PATIENCE, || {
+            let kernel = self.guest.kernel_counts()?;
+            let ours: Vec<_> = kernel
+                .lines
+                .values()
+                .filter(|line| is_ours(&line.actions))
+                .map(|line| line.per_cpu.clone())
+                .collect();
+            let now = (self.device(), ours);
+            let resting = last.as_ref() == Some(&now);
+            last = Some(now);
+            Ok(resting.then_some(()))
+        })
+        .unwrap_or_else(|error| panic!("{error}"));
+        Readings {
+            daemon: self
+                .guest
+                .scrape()
+                .unwrap_or_else(|error| panic!("{error}")),
+            kernel: self
+                .guest
+                .kernel_counts()
+                .unwrap_or_else(|error| panic!("{error}")),
+            device: self.device(),
+        }
+    }
+
+    pub(crate) fn disks(&self) -> Vec<GuestDisk> {
+        self.guest
+            .await_disks(PATIENCE)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Reads every disk from every CPU; the number of reads fio did.
+    pub(crate) fn read_all_disks(&self, reads_per_disk: u64) -> u64 {
+        let load = Load {
+            disks: self
+                .disks()
+                .iter()
+                .map(|disk| disk.namespaces[0].clone())
+                .collect(),
+            cpus: CpuList::first(CPUS),
+            depth: 8,
+            bound: Bound::Reads(reads_per_disk),
+        };
+        let output = self
+            .guest
+            .check(&load.command(), PATIENCE)
+            .unwrap_or_else(|error| panic!("{error}"));
+        Done::parse(&output.stdout_text(), &load)
+            .unwrap_or_else(|error| panic!("{error}"))
+            .total()
+    }
+
+    /// Stops the daemon as its service manager would, and switches the guest off.
+    pub(crate) fn end(self) {
+        let output = self
+            .daemon
+            .stop(PATIENCE)
+            .unwrap_or_else(|error| panic!("{error}"));
+        assert!(
+            output.success(),
+            "the daemon ended with {}:\n{}",
+            output.exit,
+            output.stderr_text()
+        );
+        self.guest
+            .power_off()
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+fn is_ours(actions: &str) -> bool {
+    is_vmd_action(actions) || disk_of_action(actions).is_some()
+}
+
+/// A per-line metric of the daemon by interrupt number.
+fn by_irq(scrape: &Scrape, metric: &str) -> BTreeMap<u32, u64> {
+    scrape
+        .series(metric)
+        .map(|sample| (sample.label("irq").parse().unwrap(), sample.value as u64))
+        .collect()
+}
+
+/// Sum of a metric; it has to be there.
+fn sum(scrape: &Scrape, metric: &str) -> u64 {
+    scrape
+        .sum(metric, |_: &Sample| true)
+        .unwrap_or_else(|| panic!("no {metric}")) as u64
+}
+
+/// Completions that the daemon counted, wherever they were reaped.
+pub(crate) fn completions(scrape: &Scrape) -> u64 {
+    sum(scrape, "vmdtrace_completions_total")
+        + sum(scrape, "vmdtrace_completions_outside_handler_total")
+}
+
+/// Lines of a kind with the kernel's count since `before` and the daemon's.
+fn compare_lines(
+    before: &Readings,
+    after: &Readings,
+    wanted: impl Fn(&str) -> bool,
+) -> BTreeMap<u32, (u64, u64, u64)> {
+    const HARDWARE: &str = "vmdtrace_line_hardware_interrupts_total";
+    const REPEATED: &str = "vmdtrace_line_handler_repeated_total";
+    const RUNS: &str = "vmdtrace_line_handler_runs_total";
+    let difference = |metric: &str, irq: u32| {
+        let at = |scrape| {
+            by_irq(scrape, metric)
+                .get(&irq)
+                .copied()
+                .unwrap_or_default()
+        };
+        at(&after.daemon) - at(&before.daemon)
+    };
+    let lines = after
+        .kernel
+        .lines
+        .iter()
+        .filter(|(_, line)| wanted(&line.actions));
+    lines
+        .map(|(irq, line)| {
+            let earlier = before
+                .kernel
+                .lines
+                .get(irq)
+                .map(|line| line.per_cpu.clone())
+                .unwrap_or_default();
+            let kernel = line
+                .per_cpu
+                .iter()
+                .enumerate()
+                .map(|(cpu, count)| {
+                    u64::from(count.wrapping_sub(earlier.get(cpu).copied().unwrap_or_default()))
+                })
+                .sum();
+            (
+                *irq,
+                (
+                    kernel,
+                    difference(HARDWARE, *irq) - difference(REPEATED, *irq),
+                    difference(RUNS, *irq),
+                ),
+            )
+        })
+        .collect()
+}
+
+fn every_series_is_there_at_zero(server: &Server) {
+    let scrape = server.at_rest().daemon;
+    for metric in [
+        "vmdtrace_hardware_interrupts_total",
+        "vmdtrace_handler_runs_total",
+        "vmdtrace_handler_unhandled_total",
+        "vmdtrace_handler_resent_total",
+        "vmdtrace_handler_repeated_total",
+        "vmdtrace_handler_seconds_total",
+        "vmdtrace_completions_total",
+    ] {
+        let disks: Vec<_> = scrape
+            .series(metric)
+            .map(|sample| sample.label("disk").to_owned())
+            .collect();
+        for disk in server.disks() {
+            assert!(
+                disks.contains(&disk.name),
+                "{metric} has no series for {}: {disks:?}",
+                disk.name
+            );
+        }
+        assert_eq!(sum(&scrape, metric), 0, "{metric}");
+    }
+    assert_eq!(completions(&scrape), 0);
+}
+
+fn promtool_accepts_the_metrics(server: &Server) {
+    let response = server
+        .guest
+        .http_get("/metrics")
+        .unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(
+        response.content_type,
+        "text/plain; version=0.0.4; charset=utf-8"
+    );
+    check_with_promtool(&response.body);
+}
+
+fn every_line_equals_the_kernels_count(server: &Server, id: DeviceId) {
+    let before = server.at_rest();
+    let reads = server.read_all_disks(400);
+    let after = server.at_rest();
+    assert_eq!(reads, 400 * u64::from(DISKS));
+    assert_eq!(after.device.io_cqes() - before.device.io_cqes(), reads);
+
+    let vectors = compare_lines(&before, &after, is_vmd_action);
+    let children = compare_lines(&before, &after, |action| disk_of_action(action).is_some());
+    assert!(children.len() >= usize::from(DISKS) * 2, "{children:?}");
+    let counted = if id == DeviceId::Remap201d {
+        &vectors
+    } else {
+        &children
+    };
+    for (irq, (kernel, ours, _)) in counted {
+        assert_eq!(kernel, ours, "interrupt {irq}");
+    }
+    assert!(
+        counted.values().map(|(kernel, ..)| kernel).sum::<u64>() >= 100,
+        "{counted:?}"
+    );
+    assert!(
+        children.values().map(|(.., runs)| runs).sum::<u64>() >= 100,
+        "{children:?}"
+    );
+    if id == DeviceId::Remap201d {
+        assert_eq!(vectors.len(), usize::from(VECTORS));
+        for (irq, (kernel, ours, runs)) in &children {
+            assert_eq!(
+                (*kernel, *ours),
+                (0, 0),
+                "interrupt {irq} of a child, with {runs} runs"
+            );
+        }
+    } else {
+        assert!(vectors.is_empty(), "{vectors:?}");
+    }
+    let posted = after.device.cqes()
+        - after.device.cqes_skipped()
+        - (before.device.cqes() - before.device.cqes_skipped());
+    assert_eq!(
+        completions(&after.daemon) - completions(&before.daemon),
+        posted
+    );
+}
+
+fn asynchronous_events_are_skipped_and_explained(server: &Server) {
+    let before = server.at_rest();
+    for disk in 0..usize::from(DISKS) {
+        let mut client = server.guest.controllers()[0]
+            .client()
+            .unwrap_or_else(|error| panic!("{error}"));
+        client.raise_event(disk).unwrap();
+    }
+    let after = server.at_rest();
+    let skipped = after.device.cqes_skipped() - before.device.cqes_skipped();
+    assert_eq!(skipped, u64::from(DISKS));
+    assert_eq!(
+        completions(&after.daemon) - completions(&before.daemon),
+        after.device.cqes() - before.device.cqes() - skipped
+    );
+}
+
+fn written_data_verifies(server: &Server) {
+    let before = server.at_rest();
+    let mut arguments: Vec<String> = [
+        "--name=global",
+        "--rw=randwrite",
+        "--bs=4k",
+        "--size=1m",
+        "--direct=1",
+        "--ioengine=io_uring",
+        "--iodepth=8",
+        "--verify=crc32c",
+    ]
+    .map(str::to_owned)
+    .into();
+    for (index, disk) in server.disks().iter().enumerate() {
+        arguments.extend([
+            format!("--name=disk{index}"),
+            format!("--filename=/dev/{}", disk.namespaces[0]),
+        ]);
+    }
+    server
+        .guest
+        .check(&GuestCommand::new("fio").args(arguments), PATIENCE)
+        .unwrap_or_else(|error| panic!("{error}"));
+    let after = server.at_rest();
+    let posted = after.device.io_cqes() - before.device.io_cqes();
+    // Each block is written once and read back once.
+    assert_eq!(posted, 2 * 256 * u64::from(DISKS));
+    assert_eq!(
+        completions(&after.daemon) - completions(&before.daemon),
+        after.device.cqes()
+            - after.device.cqes_skipped()
+            - (before.device.cqes() - before.device.cqes_skipped())
+    );
+}
+
+fn topology_tells_the_mode_and_how(server: &Server, id: DeviceId) {
+    // As a user without any privilege.
+    let run = |output: &str| {
+        let script = format!(
+            "mkdir -p /etc && echo 'nobody:x:65534:65534::/:/bin/sh' > /etc/passwd &&
+             su -s /bin/sh nobody -c '{VMDTRACE} topology --output {output}'"
+        );
+        let command = GuestCommand::shell(script);
+        server
+            .guest
+            .check(&command, PATIENCE)
+            .unwrap_or_else(|error| panic!("{error}"))
+            .stdout_text()
+    };
+    let topology: serde_json::Value = serde_json::from_str(&run("json")).unwrap();
+    let controller = &topology["controllers"][0];
+    let children = controller["child_interrupts"].as_u64().unwrap();
+    let kernel = server.at_rest().kernel;
+    let nvme_lines = kernel
+        .lines
+        .values()
+        .filter(|line| disk_of_action(&line.actions).is_some())
+        .count();
+    assert_eq!(children, nvme_lines as u64);
+    assert_eq!(
+        topology["disks"].as_array().unwrap().len(),
+        usize::from(DISKS)
+    );
+    assert_eq!(
+        topology["problems"].as_array().unwrap().len(),
+        0,
+        "{}",
+        topology["problems"]
+    );
+    let evidence = controller["mode_evidence"].as_array().unwrap();
+    let (mode, vectors, sharing) = match id {
+        DeviceId::Remap201d => (
+            "remap",
+            usize::from(VECTORS),
+            Some(children as f64 / f64::from(VECTORS - 1)),
+        ),
+        _ => ("bypass", 0, None),
+    };
+    assert_eq!(controller["mode"], mode);
+    assert!(
+        !evidence.is_empty() && evidence.iter().all(|one| one["mode"] == mode),
+        "{evidence:?}"
+    );
+    assert_eq!(controller["vectors"].as_array().unwrap().len(), vectors);
+    assert_eq!(controller["sharing_factor"].as_f64(), sharing);
+    let text = run("text");
+    for word in [mode, "10000", "nvme0", "nvme3"] {
+        assert!(text.contains(word), "{word} is not in:\n{text}");
+    }
+}
+
+type Check = fn(&Server, DeviceId);
+
+pub(crate) fn trials() -> (Vec<Shared<Server>>, Vec<Trial>) {
+    let checks: [(&str, Check); 6] = [
+        ("every_series_is_there_at_zero", |server, _| {
+            every_series_is_there_at_zero(server);
+        }),
+        (
+            "every_line_equals_the_kernels_count",
+            every_line_equals_the_kernels_count,
+        ),
+        ("promtool_accepts_the_metrics", |server, _| {
+            promtool_accepts_the_metrics(server);
+        }),
+        (
+            "asynchronous_events_are_skipped_and_explained",
+            |server, _| {
+                asynchronous_events_are_skipped_and_explained(server);
+            },
+        ),
+        ("written_data_verifies", |server, _| {
+            written_data_verifies(server);
+        }),
+        (
+            "topology_tells_the_mode_and_how",
+            topology_tells_the_mode_and_how,
+        ),
+    ];
+    let mut servers = Vec::new();
+    let mut trials = Vec::new();
+    for (mode, id) in [
+        ("remap", DeviceId::Remap201d),
+        ("bypass", DeviceId::Bypass28c0),
+    ] {
+        let server = Shared::new(move || Server::boot(id, &["vmd", "nvme"]));
+        for (name, check) in checks {
+            let server = server.clone();
+            trials.push(lab_test(format!("{mode}::{name}"), move || {
+                server.with(|server| check(server, id));
+                Ok(())
+            }));
+        }
+        let last = server.clone();
+        trials.push(lab_test(
+            format!("{mode}::the_daemon_stops_in_order"),
+            move || {
+                last.take().ok_or("no server was booted")?.end();
+                Ok(())
+            },
+        ));
+        servers.push(server);
+    }
+    (servers, trials)
+}
