@@ -11,6 +11,7 @@
 )]
 
 mod demo;
+mod guest;
 mod late_modules;
 mod leftovers;
 mod native;
@@ -46,9 +47,8 @@ fn lab_test(
 fn artifacts() -> Artifacts {
     let setup = Setup::new().unwrap();
     let built = setup.build(Profile::Release).unwrap();
-    let mut artifacts = Artifacts::prepare(&setup, DEFAULT_KERNEL, Some(built.vmdtrace)).unwrap();
-    artifacts.device_server = XTASK.into();
-    artifacts
+    let vmdtrace = Some(built.vmdtrace);
+    Artifacts::prepare(&setup, DEFAULT_KERNEL, vmdtrace, XTASK.into()).unwrap()
 }
 
 /// Fails unless Debian's own linter has nothing to say of the text.
@@ -83,6 +83,7 @@ fn main() -> ExitCode {
     let (demo, demo_trials) = demo::trials();
     let (servers, server_trials) = server::trials();
     let mut trials = demo_trials;
+    trials.extend(guest::trials());
     trials.extend(server_trials);
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());

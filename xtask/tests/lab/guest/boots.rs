@@ -1,34 +1,32 @@
 //! Guests that do not come up or go down, and what is left of them: nothing.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use xtask_lab::{Guest, GuestCommand, GuestConfig, LabError};
 
-use crate::{PATIENCE, artifacts, boot};
+use super::boot;
+use crate::artifacts;
+use crate::server::PATIENCE;
 
-/// Folders of this process's guests that exist now.
-fn folders() -> Vec<String> {
+/// Folders of this process's guests, and processes that it has started and that
+/// still exist, as zombies too. Servers of other tests may be among them.
+fn existing() -> BTreeSet<String> {
     let ours = format!("vmdtrace-lab-{}-", std::process::id());
     let names = std::fs::read_dir(std::env::temp_dir()).unwrap();
     let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<_> = names.filter(|name| name.starts_with(&ours)).collect();
-    names.sort();
-    names
-}
-
-/// Processes that this one has started and that still exist, as zombies too.
-fn children() -> Vec<String> {
-    let mut children = Vec::new();
+    let mut existing: BTreeSet<_> = names.filter(|name| name.starts_with(&ours)).collect();
     for task in std::fs::read_dir("/proc/self/task").unwrap() {
         let path = task.unwrap().path().join("children");
         // The thread may have ended since.
-        let text = std::fs::read_to_string(path).unwrap_or_default();
-        children.extend(text.split_whitespace().map(str::to_owned));
+        let children = std::fs::read_to_string(path).unwrap_or_default();
+        existing.extend(children.split_whitespace().map(str::to_owned));
     }
-    children
+    existing
 }
 
-pub(crate) fn a_failed_boot_shows_the_console() {
+pub(super) fn a_failed_boot_shows_the_console() {
+    let before = existing();
     let config = GuestConfig {
         controllers: vec![vmd_device::Config::default()],
         kernel_arguments: vec![
@@ -37,29 +35,31 @@ pub(crate) fn a_failed_boot_shows_the_console() {
         ],
         ..GuestConfig::default()
     };
-    let error = Guest::boot(artifacts(), &config).unwrap_err().to_string();
+    let error = Guest::boot(&artifacts(), &config).unwrap_err().to_string();
     assert!(error.starts_with("booting the guest: "), "{error}");
     assert!(
         error.contains("the log of the guest's console") && error.contains("panic"),
         "{error}"
     );
-    assert_eq!((folders(), children()), (vec![], vec![]), "left behind");
+    assert_eq!(existing(), before);
 }
 
-pub(crate) fn a_slow_boot_is_given_up() {
+pub(super) fn a_slow_boot_is_given_up() {
+    let before = existing();
     let limit = Duration::from_millis(300);
     let config = GuestConfig {
         boot_limit: limit,
         ..GuestConfig::default()
     };
-    let error = Guest::boot(artifacts(), &config).unwrap_err();
+    let error = Guest::boot(&artifacts(), &config).unwrap_err();
     assert!(matches!(error, LabError::TimedOut { .. }), "{error}");
-    assert_eq!((folders(), children()), (vec![], vec![]), "left behind");
+    assert_eq!(existing(), before);
 }
 
-pub(crate) fn a_guest_that_dies_is_an_error() {
+pub(super) fn a_guest_that_dies_is_an_error() {
+    let before = existing();
     let guest = boot(&GuestConfig::default());
-    assert_eq!(folders().len(), 1);
+    assert!(existing().len() > before.len());
     let start = Instant::now();
     let crash = GuestCommand::shell("echo c > /proc/sysrq-trigger");
     let error = guest.run(&crash, PATIENCE).unwrap_err().to_string();
@@ -71,5 +71,5 @@ pub(crate) fn a_guest_that_dies_is_an_error() {
     assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
     assert!(guest.check(&GuestCommand::new("true"), PATIENCE).is_err());
     drop(guest);
-    assert_eq!((folders(), children()), (vec![], vec![]), "left behind");
+    assert_eq!(existing(), before);
 }

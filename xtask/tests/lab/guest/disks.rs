@@ -3,9 +3,10 @@
 use vmd_device::{Config, DeviceId};
 use xtask_lab::{Bound, CpuList, Done, GuestConfig, Load, disk_of_action, is_vmd_action};
 
-use crate::{PATIENCE, boot};
+use super::boot;
+use crate::server::PATIENCE;
 
-pub(crate) fn two_controllers_in_one_guest() {
+pub(super) fn two_controllers_in_one_guest() {
     let controller = |id, disks, tag: &str| Config {
         id,
         disks,

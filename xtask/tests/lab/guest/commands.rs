@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use xtask_lab::{Exit, Guest, GuestCommand, GuestConfig, Signal};
 
-use crate::{PATIENCE, boot};
+use super::boot;
+use crate::server::PATIENCE;
 
 /// One boot for all of it.
-pub(crate) fn programs_files_and_modules() {
+pub(super) fn programs_files_and_modules() {
     let config = GuestConfig {
         modules: Vec::new(),
         ..GuestConfig::default()
