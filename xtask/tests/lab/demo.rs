@@ -90,7 +90,6 @@ fn relation(demo: &Shared<Demo>, name: &str, mode: &'static str, holds: fn(&Run)
                 .collect();
             assert_eq!(runs.len(), if mode.is_empty() { 4 } else { 2 });
             for run in runs {
-                println!("{run:?}");
                 holds(run);
             }
         });
