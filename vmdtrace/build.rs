@@ -7,6 +7,8 @@ use std::{env, fs, path::PathBuf, process::ExitCode};
 
 fn main() -> ExitCode {
     println!("cargo::rerun-if-env-changed=VMDTRACE_EBPF_OBJECT");
+    // Told by the metric vmdtrace_build_info.
+    println!("cargo::rerun-if-env-changed=VMDTRACE_REVISION");
     println!("cargo::rustc-check-cfg=cfg(ebpf_object)");
     let Some(object) = env::var_os("VMDTRACE_EBPF_OBJECT").filter(|path| !path.is_empty()) else {
         return ExitCode::SUCCESS;

@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use vmdtrace::host::topology::Topology;
+use vmdtrace::metrics::Detail;
 use vmdtrace::snapshot::source::{SnapshotError, SnapshotSource};
 use vmdtrace::snapshot::{Counters, Host, Probe, ProbeState, Snapshot, probes};
 use vmdtrace::web::{Limits, serve};
@@ -136,7 +137,7 @@ impl Server {
             .collect();
         let source = Arc::new(source);
         let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(serve(listeners, Arc::clone(&source) as _, limits, stopped));
+        let task = tokio::spawn(serve(listeners, Arc::clone(&source) as _, Detail::default(), limits, stopped));
         Self {
             addresses,
             source,

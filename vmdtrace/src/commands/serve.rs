@@ -11,6 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::host::Roots;
 use crate::logging;
+use crate::metrics::Detail;
 use crate::snapshot::source::{Level, SnapshotSource, SourceOptions};
 use crate::snapshot::{Probe, ProbeState, Snapshot};
 use crate::uevent;
@@ -36,6 +37,11 @@ pub struct Args {
         value_parser = clap::value_parser!(u16).range(1..=256)
     )]
     max_requests: u16,
+
+    /// Export every interrupt line's own counters, too, beside the sums per
+    /// disk: up to 7 series a line, so thousands on a large server.
+    #[arg(long = "metrics.lines")]
+    metrics_lines: bool,
 
     /// Watch other interrupt lines, too, by action name (the last column of
     /// /proc/interrupts), such as 'eth0-*'. May be given more than once.
@@ -86,6 +92,7 @@ where
     let Args {
         listen_addresses,
         max_requests,
+        metrics_lines,
         also_lines,
         level,
         sysfs,
@@ -109,6 +116,10 @@ where
         ..Limits::default()
     };
 
+    let detail = Detail {
+        lines: metrics_lines,
+    };
+
     // One thread drives everything; scrapes run on blocking threads. Those are
     // kept, since a thread's end between two scrapes would be a wake-up.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -117,7 +128,7 @@ where
         .thread_keep_alive(Duration::from_secs(3600))
         .build()
         .context("cannot start the asynchronous runtime")?;
-    let result = runtime.block_on(serve_until_signal(listeners, source, limits));
+    let result = runtime.block_on(serve_until_signal(listeners, source, detail, limits));
     // A scrape that hangs in the kernel must not hold up the exit.
     runtime.shutdown_background();
     result
@@ -126,6 +137,7 @@ where
 async fn serve_until_signal(
     listeners: Vec<TcpListener>,
     source: Arc<dyn SnapshotSource>,
+    detail: Detail,
     limits: Limits,
 ) -> anyhow::Result<()> {
     let stop = stop_signal().context("cannot catch signals")?;
@@ -141,7 +153,7 @@ async fn serve_until_signal(
         tracing::info!("listening on http://{address}/metrics");
     }
     follow_uevents(Arc::clone(&source));
-    serve(listeners, source, limits, stop).await;
+    serve(listeners, source, detail, limits, stop).await;
     tracing::info!("stopped");
     Ok(())
 }
@@ -191,14 +203,14 @@ fn log_host(snapshot: &Snapshot) {
     for Probe {
         name,
         state,
-        mechanism,
         reason,
         ..
     } in &snapshot.probes
     {
         let reason = reason.as_deref().unwrap_or("no reason given");
         match state {
-            ProbeState::Attached => tracing::info!("probe {name} is attached ({mechanism})"),
+            // What attached it said so when it did.
+            ProbeState::Attached => {}
             ProbeState::NotApplicable => tracing::info!("probe {name} is {state}: {reason}"),
             ProbeState::Unsupported | ProbeState::Blocked | ProbeState::Broken => {
                 tracing::warn!("probe {name} is {state}: {reason}");

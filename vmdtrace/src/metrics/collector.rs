@@ -8,7 +8,7 @@ use prometheus::proto::MetricFamily;
 use prometheus::{Registry, TextEncoder};
 
 use super::family::GaugeFamily;
-use super::{families, process};
+use super::{Detail, families, process};
 use crate::snapshot::source::{SnapshotError, SnapshotSource};
 
 /// The text format's content type; the encoder's own constant leaves out the
@@ -28,21 +28,24 @@ pub enum ScrapeError {
 /// kept from one to the next, and a failure belongs to the scrape that saw it.
 pub struct SnapshotCollector {
     source: Arc<dyn SnapshotSource>,
+    detail: Detail,
     failure: Arc<OnceLock<Arc<SnapshotError>>>,
 }
 
 impl std::fmt::Debug for SnapshotCollector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SnapshotCollector")
+            .field("detail", &self.detail)
             .field("failure", &self.failure)
             .finish_non_exhaustive()
     }
 }
 
 impl SnapshotCollector {
-    pub fn new(source: Arc<dyn SnapshotSource>) -> Self {
+    pub fn new(source: Arc<dyn SnapshotSource>, detail: Detail) -> Self {
         Self {
             source,
+            detail,
             failure: Arc::default(),
         }
     }
@@ -57,7 +60,7 @@ impl Collector for SnapshotCollector {
     fn collect(&self) -> Vec<MetricFamily> {
         let started = Instant::now();
         let mut families = match self.source.snapshot() {
-            Ok(snapshot) => families(&snapshot),
+            Ok(snapshot) => families(&snapshot, self.detail),
             Err(error) => {
                 // The trait has no way to fail; `scrape` asks afterwards.
                 let _already_failed = self.failure.set(Arc::new(error));
@@ -80,17 +83,19 @@ impl Collector for SnapshotCollector {
 fn add_build_info(families: &mut Vec<MetricFamily>) {
     let mut info = GaugeFamily::new(
         "vmdtrace_build_info",
-        "The version of vmdtrace that serves this.",
+        "The version of vmdtrace that serves this, and the Git commit it was built from.",
         ["version", "revision"],
     );
-    let revision = option_env!("VMDTRACE_REVISION").unwrap_or("unknown");
+    let revision = option_env!("VMDTRACE_REVISION")
+        .filter(|revision| !revision.is_empty())
+        .unwrap_or("unknown");
     info.set([env!("CARGO_PKG_VERSION"), revision], 1.0);
     info.push_to(families);
 }
 
 /// The text of one scrape, from exactly one Snapshot. Blocks.
-pub fn scrape(source: &Arc<dyn SnapshotSource>) -> Result<String, ScrapeError> {
-    let collector = SnapshotCollector::new(Arc::clone(source));
+pub fn scrape(source: &Arc<dyn SnapshotSource>, detail: Detail) -> Result<String, ScrapeError> {
+    let collector = SnapshotCollector::new(Arc::clone(source), detail);
     let failure = Arc::clone(&collector.failure);
     let registry = Registry::new();
     registry.register(Box::new(collector))?;

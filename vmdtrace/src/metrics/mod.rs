@@ -8,8 +8,11 @@
 //!   scrape. A line keeps its series when its disk is gone.
 //! - `disk=""` is the controller's own vectors and its children that are not
 //!   NVMe disks; `controller=""` is a disk that is not behind a VMD.
+//!
+//! Every family is described in docs/metrics.md; a test compares the two.
 
 mod collector;
+mod each_line;
 mod family;
 mod host;
 mod lines;
@@ -24,9 +27,17 @@ use crate::snapshot::{Counters, Host, Snapshot};
 
 pub use collector::{CONTENT_TYPE, ScrapeError, SnapshotCollector, scrape};
 
+/// What is exported beside the default families, at the price of more series.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Detail {
+    /// The counters of every interrupt line beside the sums per disk.
+    pub lines: bool,
+}
+
 /// The families of one Snapshot. Families without a series are left out.
 #[must_use]
-pub fn families(snapshot: &Snapshot) -> Vec<MetricFamily> {
+pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
+    let Detail { lines: each_line } = detail;
     let Snapshot {
         taken_ns: _,
         host,
@@ -46,6 +57,9 @@ pub fn families(snapshot: &Snapshot) -> Vec<MetricFamily> {
     probes::add(probes, &mut families);
     host::add(topology, &mut families);
     lines::add_disks(topology, lines, counted, &mut families);
+    if each_line {
+        each_line::add(lines, counted, &mut families);
+    }
     lines::add_watched(lines, counted, &mut families);
     lines::add_cpus(cpus, counted, &mut families);
     families

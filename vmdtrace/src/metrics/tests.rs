@@ -9,6 +9,8 @@ use crate::snapshot::{CpuCounts, LineCounts, LineKind, Probe, ProbeState, probes
 const REMAP: &str = "0000:97:00.5";
 const BYPASS: &str = "0000:e2:00.5";
 
+const LINES: Detail = Detail { lines: true };
+
 fn controller(address: &str, mode: Mode) -> Controller {
     let remaps = mode == Mode::Remap;
     let vector = |index| Vector {
@@ -298,12 +300,13 @@ fn idle_snapshot() -> Snapshot {
 
 fn text(snapshot: &Snapshot) -> String {
     TextEncoder::new()
-        .encode_to_string(&families(snapshot))
+        .encode_to_string(&families(snapshot, Detail::default()))
         .unwrap()
 }
 
+/// The names of all families, every detail exported.
 fn names(snapshot: &Snapshot) -> Vec<String> {
-    families(snapshot)
+    families(snapshot, LINES)
         .iter()
         .map(|family| family.name().to_owned())
         .collect()
@@ -313,9 +316,9 @@ fn has(snapshot: &Snapshot, name: &str) -> bool {
     names(snapshot).iter().any(|each| each == name)
 }
 
-/// The sum of a counter over all its series.
+/// The sum of a counter over all its series; every detail is exported.
 fn sum(snapshot: &Snapshot, name: &str) -> f64 {
-    let families = families(snapshot);
+    let families = families(snapshot, LINES);
     let family = families.iter().find(|family| family.name() == name);
     let family = family.unwrap_or_else(|| panic!("{name} is missing"));
     family
@@ -325,20 +328,41 @@ fn sum(snapshot: &Snapshot, name: &str) -> f64 {
         .sum()
 }
 
+/// To accept a change: UPDATE_GOLDEN=1 cargo test -p vmdtrace golden, then
+/// promtool check metrics < vmdtrace/src/metrics/golden.txt, and the other.
+fn assert_golden(text: &str, file: &str, golden: &str) {
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/metrics/");
+        std::fs::write(format!("{folder}{file}"), text).unwrap();
+    }
+    assert_eq!(text, golden, "{file} is out of date");
+}
+
 #[test]
 fn the_text_is_the_golden_text() {
     let text = text(&snapshot());
-    // To accept a change: UPDATE_GOLDEN=1 cargo test -p vmdtrace golden, then
-    // promtool check metrics < vmdtrace/src/metrics/golden.txt
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/metrics/golden.txt");
-        std::fs::write(path, &text).unwrap();
-    }
-    assert_eq!(
-        text,
-        include_str!("golden.txt"),
-        "the golden text is out of date"
+    assert_golden(&text, "golden.txt", include_str!("golden.txt"));
+}
+
+#[test]
+fn the_text_of_every_line_is_the_golden_text() {
+    let (of_lines, others): (Vec<_>, Vec<_>) = families(&snapshot(), LINES)
+        .into_iter()
+        .partition(|family| family.name().starts_with("vmdtrace_line_"));
+    let encode = |families: &[MetricFamily]| TextEncoder::new().encode_to_string(families).unwrap();
+    let of_lines = encode(&of_lines);
+    assert_golden(
+        &of_lines,
+        "golden_lines.txt",
+        include_str!("golden_lines.txt"),
     );
+    assert_eq!(
+        encode(&others),
+        text(&snapshot()),
+        "detail changes the sums"
+    );
+    // Watched lines have families of their own.
+    assert!(!of_lines.contains("eth0"), "{of_lines}");
 }
 
 #[test]
@@ -375,6 +399,10 @@ fn sums_over_all_series_are_sums_over_all_lines() {
         .iter()
         .map(|line| line.child_runs)
         .sum();
+    assert_eq!(
+        sum(&snapshot, "vmdtrace_line_child_runs_total"),
+        children as f64
+    );
     let resent = sum(&snapshot, "vmdtrace_handler_resent_total");
     let direct = 1027.0;
     assert_eq!(
@@ -475,6 +503,7 @@ fn a_line_whose_disk_is_gone_keeps_its_counts() {
 fn unknown_repeats_are_absent() {
     let families = [
         "vmdtrace_handler_repeated_total",
+        "vmdtrace_line_handler_repeated_total",
         "vmdtrace_watched_handler_repeated_total",
     ];
     assert!(families.iter().all(|name| has(&snapshot(), name)));
@@ -504,6 +533,7 @@ fn what_nothing_counts_is_absent() {
 
     let blocked = with_state(probes::NVME_SQ, ProbeState::Blocked);
     assert!(!has(&blocked, "vmdtrace_completions_total"));
+    assert!(!has(&blocked, "vmdtrace_line_completions_total"));
     assert!(!has(&blocked, "vmdtrace_completions_outside_handler_total"));
     assert!(!has(&blocked, "vmdtrace_unassigned_completions_total"));
     assert!(has(&blocked, "vmdtrace_handler_runs_total"));
@@ -598,7 +628,7 @@ fn hostile_labels_are_escaped_and_bounded() {
 
 #[test]
 fn names_follow_the_conventions() {
-    for family in families(&snapshot()) {
+    for family in families(&snapshot(), LINES) {
         let name = family.name();
         assert!(name.starts_with("vmdtrace_"), "{name}");
         assert!(family.help().ends_with('.'), "{name}: {}", family.help());
@@ -608,6 +638,8 @@ fn names_follow_the_conventions() {
 }
 
 mod any_lines {
+    use std::collections::BTreeMap;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -634,14 +666,22 @@ mod any_lines {
         /// A line of any kind, known or not, on few disks so that they meet.
         fn any_line()(
             kind in any_kind(),
+            irq in 1..4u32,
             action in ".{0,4}",
             controller in proptest::option::of(prop_oneof![Just(REMAP), Just(BYPASS)]),
             disk in proptest::option::of("nvme[0-3]"),
             path in any_path(),
-            counts in proptest::array::uniform6(0..1u64 << 32),
+            counts in proptest::array::uniform7(0..1u64 << 32),
         ) -> LineCounts {
-            let [depth0_runs, nested_runs, unhandled_runs, repeated_runs, self_ns, completions] =
-                counts;
+            let [
+                depth0_runs,
+                nested_runs,
+                unhandled_runs,
+                repeated_runs,
+                self_ns,
+                completions,
+                child_runs,
+            ] = counts;
             LineCounts {
                 controller: controller.map(|address| PciAddress(address.to_owned())),
                 disk,
@@ -653,9 +693,32 @@ mod any_lines {
                 repeated_runs: Some(repeated_runs),
                 self_ns,
                 completions,
-                ..line(1, &action, kind)
+                child_runs,
+                ..line(irq, &action, kind)
             }
         }
+    }
+
+    /// The sums of counters by (controller, disk). What is 0 is left out: a
+    /// disk has its series before its lines have theirs.
+    fn by_disk(snapshot: &Snapshot, names: &[impl AsRef<str>]) -> BTreeMap<[String; 2], f64> {
+        let mut sums = BTreeMap::new();
+        for family in families(snapshot, LINES) {
+            if !names.iter().any(|name| name.as_ref() == family.name()) {
+                continue;
+            }
+            for metric in family.get_metric() {
+                let label = |name: &str| {
+                    let pair = metric.get_label().iter().find(|pair| pair.name() == name);
+                    pair.map_or("", |pair| pair.value()).to_owned()
+                };
+                *sums
+                    .entry([label("controller"), label("disk")])
+                    .or_default() += metric.get_counter().get_value();
+            }
+        }
+        sums.retain(|_, sum| *sum != 0.0);
+        sums
     }
 
     proptest! {
@@ -665,7 +728,7 @@ mod any_lines {
         fn are_counted_once(lines in proptest::collection::vec(any_line(), 0..24)) {
             let counters = Counters { lines, cpus: cpus() };
             let snapshot = Snapshot { counters, ..snapshot() };
-            let text = text(&snapshot);
+            let text = TextEncoder::new().encode_to_string(&families(&snapshot, LINES)).unwrap();
             let mut series: Vec<_> = text
                 .lines()
                 .filter(|line| !line.starts_with('#'))
@@ -704,12 +767,141 @@ mod any_lines {
             let nanoseconds = all("handler_seconds_total") * 1e9;
             let expected = total(&[VmdVector, Nvme, OtherChild], |line| line.self_ns);
             prop_assert!((nanoseconds - expected).abs() < 1.0, "{} {}", nanoseconds, expected);
+
+            // Every line by itself adds up to the sums per disk.
+            let per_line = |family| by_disk(&snapshot, &[&format!("vmdtrace_line_{family}")]);
+            let per_disk = |families: &[&str]| {
+                let names: Vec<_> = families.iter().map(|name| format!("vmdtrace_{name}")).collect();
+                by_disk(&snapshot, &names)
+            };
+            for family in [
+                "hardware_interrupts_total",
+                "handler_repeated_total",
+                "completions_total",
+            ] {
+                prop_assert_eq!(per_line(family), per_disk(&[family]), "{}", family);
+            }
+            prop_assert_eq!(
+                per_line("handler_runs_total"),
+                per_disk(&["handler_runs_total", "controller_other_handler_runs_total"])
+            );
+            prop_assert_eq!(
+                per_line("handler_unhandled_total"),
+                per_disk(&["handler_unhandled_total", "controller_other_handler_unhandled_total"])
+            );
+            let (of_lines, of_disks) =
+                (per_line("handler_seconds_total"), per_disk(&["handler_seconds_total"]));
+            prop_assert_eq!(
+                of_lines.keys().collect::<Vec<_>>(),
+                of_disks.keys().collect::<Vec<_>>()
+            );
+            for (key, seconds) in of_lines {
+                let nanoseconds = (seconds - of_disks[&key]) * 1e9;
+                prop_assert!(nanoseconds.abs() < 1.0, "{:?} {}", key, nanoseconds);
+            }
+            if snapshot.counters.lines.iter().any(|line| line.kind == VmdVector) {
+                prop_assert_eq!(
+                    all("line_child_runs_total"),
+                    total(&[VmdVector], |line| line.child_runs)
+                );
+            }
             if snapshot.counters.lines.iter().any(|line| line.kind == Watched) {
                 prop_assert_eq!(
                     all("watched_hardware_interrupts_total"),
                     total(&[Watched], LineCounts::hardware_interrupts)
                 );
             }
+        }
+    }
+}
+
+/// docs/metrics.md describes what is served, no more and no less.
+mod documentation {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use prometheus::core::Collector as _;
+    use prometheus::proto::MetricType;
+
+    use super::*;
+    use crate::snapshot::source::{SnapshotError, SnapshotSource};
+
+    const TEXT: &str = include_str!("../../../docs/metrics.md");
+
+    struct Fixed(Snapshot);
+
+    impl SnapshotSource for Fixed {
+        fn snapshot(&self) -> Result<Snapshot, SnapshotError> {
+            Ok(self.0.clone())
+        }
+
+        fn attach_pending(&self) {}
+
+        fn topology_changed(&self) {}
+    }
+
+    /// Type and labels by family.
+    type Described = BTreeMap<String, (String, Vec<String>)>;
+
+    fn served() -> Described {
+        let mut described = Described::new();
+        for family in SnapshotCollector::new(Arc::new(Fixed(snapshot())), LINES).collect() {
+            let kind = match family.get_field_type() {
+                MetricType::COUNTER => "counter",
+                MetricType::GAUGE => "gauge",
+                other => panic!("{}: no word for {other:?}", family.name()),
+            };
+            for metric in family.get_metric() {
+                let labels = metric.get_label().iter();
+                let labels: Vec<_> = labels.map(|pair| pair.name().to_owned()).collect();
+                described.insert(family.name().to_owned(), (kind.to_owned(), labels));
+            }
+        }
+        described
+    }
+
+    /// The rows of the document's tables whose first cell is a family.
+    fn documented() -> Described {
+        let mut described = Described::new();
+        for row in TEXT.lines().filter(|line| line.starts_with("| `")) {
+            let cells: Vec<_> = row.split('|').map(str::trim).collect();
+            let ["", name, kind, unit, labels, meaning, sum, ""] = cells[..] else {
+                panic!("not six cells: {row}");
+            };
+            for cell in [unit, meaning, sum] {
+                assert!(!cell.is_empty(), "an empty cell: {row}");
+            }
+            let labels = labels.split(", ").filter(|label| *label != "none");
+            let labels = labels.map(|label| label.trim_matches('`').to_owned());
+            let family = (kind.to_owned(), labels.collect());
+            let twice = described.insert(name.trim_matches('`').to_owned(), family);
+            assert_eq!(twice, None, "{name} is described twice");
+        }
+        described
+    }
+
+    #[test]
+    fn describes_every_family_that_is_served() {
+        let served = served();
+        for golden in [include_str!("golden.txt"), include_str!("golden_lines.txt")] {
+            let types = golden
+                .lines()
+                .filter_map(|line| line.strip_prefix("# TYPE "));
+            let names: Vec<_> = types.filter_map(|line| line.split(' ').next()).collect();
+            assert!(names.len() >= 7, "{names:?}");
+            for name in names {
+                assert!(served.contains_key(name), "{name} is not served");
+            }
+        }
+        assert_eq!(documented(), served);
+    }
+
+    #[test]
+    fn names_only_families_there_are() {
+        let served = served();
+        let words = TEXT.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        for word in words.filter(|word| word.starts_with("vmdtrace_")) {
+            assert!(served.contains_key(word), "docs/metrics.md names {word}");
         }
     }
 }

@@ -152,8 +152,9 @@ impl Tracer {
     /// # Errors
     /// See [`LoadError`]; each message says what to do.
     pub fn load(options: Options) -> Result<Self, LoadError> {
+        let table = check(&options)?;
         let object = object::embedded().ok_or(LoadError::NoObject)?;
-        Self::load_object(object, options)
+        Self::load_checked(object, &table, options)
     }
 
     /// Loads an object given as bytes.
@@ -161,10 +162,11 @@ impl Tracer {
     /// # Errors
     /// As [`Tracer::load`].
     pub fn load_object(object: &[u8], options: Options) -> Result<Self, LoadError> {
-        let table = names::compile(&options.also_lines)?;
-        if let Some(missing) = privileges::missing(&options.roots)? {
-            return Err(LoadError::Privileges(missing));
-        }
+        let table = check(&options)?;
+        Self::load_checked(object, &table, options)
+    }
+
+    fn load_checked(object: &[u8], table: &NameTable, options: Options) -> Result<Self, LoadError> {
         let layout = KernelLayout::read(&options.roots);
         let action_name = layout.action_name.map_err(LoadError::Layout)?;
         // Kernels before 5.11 charge maps to this limit; later ones do not need it.
@@ -194,7 +196,7 @@ impl Tracer {
             .load(object)
             .map_err(|error: EbpfError| LoadError::Load(error.into()))?;
 
-        map::<NameTable>(&ebpf, "NAMES", 1)?.fill(&table);
+        map::<NameTable>(&ebpf, "NAMES", 1)?.fill(table);
         fill_queue(&mut ebpf, sizes.slots)?;
         let tracer = Self {
             cells: map(&ebpf, "CELLS", sizes.slots)?,
@@ -246,7 +248,7 @@ impl Tracer {
                     attachment.link = Some(link);
                     attachment.state = ProbeState::Attached;
                     attachment.reason = None;
-                    tracing::info!(probe = program, "attached");
+                    tracing::info!("probe {program} is attached ({RAW_TRACEPOINT})");
                 }
                 Err(error) => {
                     let (state, reason) = why_not_attached(program, &error);
@@ -376,6 +378,15 @@ impl Tracer {
         self.attached
             .write()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What can be told without an object: a wrong name, a missing privilege.
+fn check(options: &Options) -> Result<Box<NameTable>, LoadError> {
+    let table = names::compile(&options.also_lines)?;
+    match privileges::missing(&options.roots)? {
+        Some(missing) => Err(LoadError::Privileges(missing)),
+        None => Ok(table),
     }
 }
 

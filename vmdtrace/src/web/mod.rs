@@ -23,6 +23,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time;
 
+use crate::metrics::Detail;
 use crate::snapshot::source::SnapshotSource;
 
 /// Requests that are answered from a Snapshot at the same time, unless told
@@ -68,11 +69,12 @@ impl Default for Limits {
 pub async fn serve(
     listeners: Vec<TcpListener>,
     source: Arc<dyn SnapshotSource>,
+    detail: Detail,
     limits: Limits,
     shutdown: impl Future,
 ) {
     let server = Arc::new(Server {
-        router: routes::router(source, limits.max_requests),
+        router: routes::router(source, detail, limits.max_requests),
         limits,
     });
     let (stop, stopped) = watch::channel(false);

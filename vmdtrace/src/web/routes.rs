@@ -10,7 +10,7 @@ use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use tokio::sync::Semaphore;
 
-use crate::metrics;
+use crate::metrics::{self, Detail};
 use crate::snapshot::source::SnapshotSource;
 
 /// Seconds after which a refused client may try again.
@@ -19,11 +19,16 @@ const RETRY_AFTER_SECONDS: &str = "1";
 #[derive(Clone)]
 struct App {
     source: Arc<dyn SnapshotSource>,
+    detail: Detail,
     /// One permit per request that takes a Snapshot.
     requests: Arc<Semaphore>,
 }
 
-pub(super) fn router(source: Arc<dyn SnapshotSource>, max_requests: usize) -> Router {
+pub(super) fn router(
+    source: Arc<dyn SnapshotSource>,
+    detail: Detail,
+    max_requests: usize,
+) -> Router {
     Router::new()
         .route("/", get(landing))
         .route("/metrics", get(metrics))
@@ -33,12 +38,15 @@ pub(super) fn router(source: Arc<dyn SnapshotSource>, max_requests: usize) -> Ro
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(App {
             source,
+            detail,
             requests: Arc::new(Semaphore::new(max_requests)),
         })
 }
 
 async fn metrics(State(app): State<App>) -> Response {
-    match app.blocking(metrics::scrape).await {
+    let detail = app.detail;
+    let scrape = app.blocking(move |source| metrics::scrape(source, detail));
+    match scrape.await {
         Ok(Ok(text)) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         Ok(Err(error)) => failed(&error),
         Err(refusal) => refusal.into_response(),
