@@ -50,6 +50,8 @@ impl Load {
             "--gtod_reduce=1".to_owned(),
             "--norandommap=1".to_owned(),
             "--invalidate=0".to_owned(),
+            // The daemon is to be scraped while every CPU is busy with this.
+            "--nice=10".to_owned(),
         ];
         match self.bound {
             Bound::Time(time) => {

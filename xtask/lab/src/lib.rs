@@ -33,5 +33,5 @@ pub use http::HttpResponse;
 pub use interrupts::{KernelCounts, KernelLine, disk_of_action, is_vmd_action};
 pub use lab_agent::Exit;
 pub use nix::sys::signal::Signal;
-pub use prometheus::{Prometheus, RawSeries, Target};
+pub use prometheus::{Prometheus, RawSeries, SCRAPE_SECONDS, Target};
 pub use scrape::{Sample, Scrape};

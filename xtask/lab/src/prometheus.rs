@@ -16,11 +16,14 @@ use crate::{http, interrupt, temporary};
 
 const HTTP_LIMIT: Duration = Duration::from_secs(10);
 
-/// Scraped every second: a window of a few seconds then holds enough samples.
+/// Seconds between two scrapes, and how long one may take. A scrape of a loaded
+/// guest was seen to take a quarter of a second; a failed one spoils a window.
+pub const SCRAPE_SECONDS: u64 = 2;
+
 const CONFIGURATION: &str = "\
 global:
-  scrape_interval: 1s
-  scrape_timeout: 1s
+  scrape_interval: 2s
+  scrape_timeout: 2s
 scrape_configs:
   - job_name: vmdtrace
     file_sd_configs:

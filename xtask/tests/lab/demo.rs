@@ -59,7 +59,7 @@ fn run_demo() -> Demo {
     let temporary = folder.path().join("tmp");
     fs::create_dir(&temporary).unwrap();
     let output = Command::new(XTASK)
-        .args(["demo", "--once", "--seconds", "8", "--json"])
+        .args(["demo", "--once", "--json"])
         .arg(&json)
         .env("TMPDIR", &temporary)
         .output()

@@ -9,8 +9,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use xtask_lab::experiment::{Mode, Run, Session, Setting};
-use xtask_lab::{Artifacts, CpuList, Load, Prometheus, interrupt};
+use xtask_lab::{Artifacts, CpuList, Load, Prometheus, SCRAPE_SECONDS, interrupt};
 use xtask_setup::{DEFAULT_KERNEL, Profile, Setup};
+
+/// The shortest load that has five scrapes within it, whenever they fall.
+const MIN_SECONDS: u64 = 6 * SCRAPE_SECONDS + 1;
 
 /// Measure one disk and all disks behind an emulated VMD, remapped and bypassed
 ///
@@ -28,9 +31,9 @@ pub(crate) struct Args {
     /// MSI-X vectors of the VMD; its driver keeps one of them for itself
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(2..=256))]
     vectors: u16,
-    /// Length of each of the four loads; Prometheus scrapes once a second and
-    /// needs at least five scrapes within one
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(7..=3600))]
+    /// Length of each of the four loads; Prometheus scrapes every two seconds
+    /// and needs at least five scrapes within one
+    #[arg(long, default_value_t = MIN_SECONDS, value_parser = clap::value_parser!(u64).range(MIN_SECONDS..=3600))]
     seconds: u64,
     /// Series of Debian's kernel that the virtual server boots
     #[arg(long, default_value = DEFAULT_KERNEL)]
@@ -265,8 +268,8 @@ mod tests {
 
     #[test]
     fn a_load_too_short_for_five_scrapes_is_refused() {
-        assert!(parse(&["--seconds", "6"]).is_err());
-        assert!(parse(&["--seconds", "7"]).is_ok());
+        assert!(parse(&["--seconds", "12"]).is_err());
+        assert!(parse(&["--seconds", "13"]).is_ok());
     }
 
     #[test]
