@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lab_agent::{Answer, Request};
-use tempfile::TempDir;
 
 use crate::artifacts::{Artifacts, VMDTRACE, module_path};
 use crate::channel::Channel;
@@ -21,10 +20,9 @@ use crate::interrupt;
 use crate::interrupts::{self, KernelCounts};
 use crate::qemu::{GUEST_ADDRESS, Machine};
 use crate::scrape::Scrape;
+use crate::temporary::Folder;
 
-/// Files whose size is a few hundred bytes are read over the channel in no time;
-/// an HTTP request is served by the guest's daemon, which may have to wait for
-/// one of the guest's busy CPUs.
+/// The daemon answers in milliseconds, once it gets one of the guest's CPUs.
 const HTTP_LIMIT: Duration = Duration::from_secs(30);
 
 /// A file that is put in the guest before it boots.
@@ -82,8 +80,7 @@ pub struct Guest {
     host_port: u16,
     kernel_release: String,
     artifacts: Artifacts,
-    keep_logs: bool,
-    folder: Option<TempDir>,
+    folder: Folder,
 }
 
 impl Guest {
@@ -94,7 +91,8 @@ impl Guest {
     /// time: with the ends of the console's, QEMU's and the devices' logs.
     pub fn boot(artifacts: &Artifacts, config: &GuestConfig) -> Result<Self> {
         interrupt::listen()?;
-        let folder = crate::temporary::folder("lab")?;
+        let mut folder = Folder::new("lab")?;
+        folder.keep(config.keep_logs);
         let initramfs = folder.path().join("initramfs");
         let base = artifacts.base()?.cached(&artifacts.cache)?;
         initramfs::join(&base, &overlay(artifacts, config), &initramfs)?;
@@ -143,8 +141,7 @@ impl Guest {
             host_port,
             kernel_release: hello.kernel_release,
             artifacts: artifacts.clone(),
-            keep_logs: config.keep_logs,
-            folder: Some(folder),
+            folder,
         };
         // The kernel has unpacked it: its pages are better used otherwise.
         std::fs::remove_file(&initramfs).map_err(LabError::path(&initramfs))?;
@@ -351,7 +348,7 @@ impl Guest {
         for controller in &mut self.controllers {
             controller.await_end(LIMIT)?;
         }
-        self.keep_logs = false;
+        self.folder.keep(false);
         Ok(())
     }
 
@@ -366,16 +363,6 @@ impl Guest {
         self.channel
             .request(what, request, payload, PROMPT)
             .map_err(|error| error.with_logs(&self.logs))
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        if self.keep_logs
-            && let Some(folder) = self.folder.take()
-        {
-            eprintln!("the guest's logs are kept in {}", folder.keep().display());
-        }
     }
 }
 

@@ -7,12 +7,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tempfile::TempDir;
 
 use crate::child::Guarded;
 use crate::error::{LabError, Result};
 use crate::guest::free_port;
-use crate::{http, interrupt, temporary};
+use crate::temporary::Folder;
+use crate::{http, interrupt};
 
 const HTTP_LIMIT: Duration = Duration::from_secs(10);
 
@@ -35,7 +35,7 @@ scrape_configs:
 pub struct Prometheus {
     server: Guarded,
     port: u16,
-    folder: TempDir,
+    folder: Folder,
 }
 
 /// What is scraped, with labels that tell it from other targets.
@@ -70,7 +70,7 @@ impl Prometheus {
     /// When it does not start or does not become ready, with its log.
     pub fn start(program: &Path) -> Result<Self> {
         interrupt::listen()?;
-        let folder = temporary::folder("prometheus")?;
+        let folder = Folder::new("prometheus")?;
         let configuration = folder.path().join("prometheus.yml");
         std::fs::write(&configuration, CONFIGURATION).map_err(LabError::path(&configuration))?;
         write_targets(folder.path(), &[])?;
