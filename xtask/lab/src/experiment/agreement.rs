@@ -58,23 +58,14 @@ impl Run {
     }
 
     fn check_interrupts(&self, found: &mut Found) {
-        let (kernel, other, ours, what) = match self.mode {
-            Mode::Remap => (
-                self.kernel_vmd_interrupts,
-                self.kernel_nvme_interrupts,
-                "the VMD's lines",
-                "disks",
-            ),
-            Mode::Bypass => (
-                self.kernel_nvme_interrupts,
-                self.kernel_vmd_interrupts,
-                "the disks' lines",
-                "VMD",
-            ),
+        let (vmd, disks) = (self.kernel_vmd_interrupts, self.kernel_nvme_interrupts);
+        let (ours, kernel, others, others_count) = match self.mode {
+            Mode::Remap => ("the VMD's lines", vmd, "the disks' lines", disks),
+            Mode::Bypass => ("the disks' lines", disks, "the VMD's lines", vmd),
         };
         found.counted(ours, self.hardware_interrupts, self.repeated_runs, kernel);
-        let title = format!("interrupts the kernel counted on the {what}' own lines");
-        found.equal(&title, other, "the number this mode allows", 0);
+        let title = format!("interrupts the kernel counted on {others}");
+        found.equal(&title, others_count, "the number this mode allows", 0);
         if self.child_runs == 0 {
             found.0.push("no handler of a disk ran".to_owned());
         }
@@ -135,7 +126,7 @@ mod tests {
             ("hardware interrupts on", |run| {
                 run.kernel_vmd_interrupts += 1;
             }),
-            ("own lines: 1", |run| run.kernel_nvme_interrupts += 1),
+            ("the disks' lines: 1", |run| run.kernel_nvme_interrupts += 1),
             ("no handler", |run| run.child_runs = 0),
             ("completions the daemon counted", |run| run.completions += 1),
             ("completions the daemon counted", |run| run.device_cqes += 1),

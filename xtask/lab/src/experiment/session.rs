@@ -74,6 +74,7 @@ impl<'a> Session<'a> {
         };
         let guest = Guest::boot(artifacts, &config)?;
         let disks = guest.await_disks(PATIENCE)?;
+        require_mode(&guest, setting.mode)?;
         let listen = format!("0.0.0.0:{PORT}");
         let command =
             GuestCommand::new(VMDTRACE).args(["serve", "--web.listen-address", listen.as_str()]);
@@ -254,6 +255,27 @@ impl<'a> Session<'a> {
             Ok(good.map(|(at, _)| *at))
         })
     }
+}
+
+/// An error if the guest's driver runs the controller in another mode. The
+/// drivers of kernels before 5.13 remap always.
+fn require_mode(guest: &Guest, wanted: Mode) -> Result<()> {
+    let wanted_of_device = match wanted {
+        Mode::Remap => vmd_device::Mode::Remap,
+        Mode::Bypass => vmd_device::Mode::Bypass,
+    };
+    for controller in guest.controllers() {
+        if controller.counters()?.mode != wanted_of_device {
+            return Err(LabError::Invalid(format!(
+                "the vmd driver of kernel {} does not run controller {} in {} mode: choose a \
+                 kernel of 5.13 or later",
+                guest.kernel_release(),
+                controller.config().id.name(),
+                wanted.name()
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Seconds since 1970, by the clock that Prometheus stamps its scrapes with.
