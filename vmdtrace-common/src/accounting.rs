@@ -14,6 +14,14 @@
 //!   held go to `completions_outside`, so none is lost.
 //! - An entry on a full stack is counted in `overflowed_runs` and not tracked.
 //! - A run is counted at its exit.
+//! - A CPU that is not armed counts nothing: the programs may have been attached
+//!   in the middle of a handler, and its children would look like runs of their
+//!   own.
+//!
+//! Known limit: on a line that two watched actions share (legacy INTx, never
+//! MSI-X) each action's run counts as a hardware interrupt of its own.
+
+use core::sync::atomic::{Ordering, compiler_fence};
 
 use crate::{
     cells::{
@@ -47,8 +55,9 @@ pub trait World {
     fn classify(&mut self, name: &Name) -> u32;
     fn take_slot(&mut self) -> Taken;
     fn cell(&mut self, slot: u32) -> Option<&mut LineCell>;
-    /// A line of ours found no free slot.
-    fn no_slot(&mut self, irq: u32, name: &Name);
+    /// Said once for each interrupt number: a line of ours has no slot, because
+    /// none is free or the number has had too many names.
+    fn no_slot(&mut self, irq: u32);
 }
 
 /// A handler starts.
@@ -60,6 +69,9 @@ pub fn enter<W: World>(
     irq: u32,
     action: u64,
 ) {
+    if bank.armed == 0 {
+        return;
+    }
     let in_vector = innermost_kind(bank) == kind::VMD_VECTOR;
     let known = entry.action == action
         && entry.generation == bank.generation
@@ -113,6 +125,9 @@ pub fn exit<W: World>(
     action: u64,
     handled: bool,
 ) {
+    if bank.armed == 0 {
+        return;
+    }
     let at = position(bank, irq, action);
     if at >= bank.depth {
         let ours = entry.state == state::ASSIGNED || entry.state == state::UNASSIGNED;
@@ -314,6 +329,8 @@ fn learn<W: World>(
             cell.kind = kind;
             cell.next = entry.newest;
             cell.name = name;
+            // Described first: user space looks at `ready` before the rest.
+            compiler_fence(Ordering::Release);
             cell.ready = 1;
             entry.newest = slot + 1;
             entry.slot = slot;
@@ -321,7 +338,10 @@ fn learn<W: World>(
         }
         Taken::Empty => {
             entry.state = state::UNASSIGNED;
-            world.no_slot(irq, &name);
+            if entry.told == 0 {
+                entry.told = 1;
+                world.no_slot(irq);
+            }
         }
         Taken::Busy => {
             entry.state = state::UNASSIGNED;

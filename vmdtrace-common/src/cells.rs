@@ -56,7 +56,8 @@ pub struct LineEntry {
     pub slot: u32,
     /// Slot + 1 of the latest name this number has had; a list through [`LineCell::next`].
     pub newest: u32,
-    pub reserved: u32,
+    /// Not 0 once it was said that no slot was free for it.
+    pub told: u32,
 }
 
 /// The counters of one (interrupt number, action name) pair. One writer at a
@@ -113,8 +114,8 @@ pub struct Frame {
     pub reserved: u64,
 }
 
-/// What one CPU keeps for itself. Only that CPU writes it, user space raises
-/// `generation` alone.
+/// What one CPU keeps for itself. Only that CPU writes it; user space raises
+/// `generation`, and arms CPUs that are offline.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuBank {
@@ -136,7 +137,10 @@ pub struct CpuBank {
     pub unreadable_actions: u64,
     /// Runs of an interrupt number beyond the line table.
     pub out_of_range_runs: u64,
-    pub reserved: [u64; 5],
+    /// 0: this CPU may be inside a handler whose entry was not seen; nothing is
+    /// counted yet. Set once, by a run that cannot be inside one.
+    pub armed: u64,
+    pub reserved: [u64; 4],
 
     pub frames: [Frame; MAX_DEPTH as usize],
 }

@@ -7,7 +7,7 @@
 
 use aya_ebpf::{macros::raw_tracepoint, programs::RawTracePointContext};
 use aya_log_ebpf::warn;
-use vmdtrace_common::{LineCell, Name, Taken, World};
+use vmdtrace_common::{CpuBank, LineCell, LineEntry, Name, Taken, World};
 
 use crate::{kernel, maps::FREE_SLOTS};
 
@@ -58,64 +58,67 @@ impl World for Kernel<'_> {
     }
 
     #[inline(always)]
-    fn no_slot(&mut self, irq: u32, _: &Name) {
+    fn no_slot(&mut self, irq: u32) {
         warn!(
             self.context,
-            "no free slot for interrupt {}: its runs are counted as unassigned", irq
+            "interrupt {} has no slot (none is free, or it has had too many names): its runs are counted as unassigned",
+            irq
         );
     }
+}
+
+/// Runs `work` with this CPU's bank and the line's entry. None if the number is
+/// beyond the table.
+#[inline(always)]
+fn with_line(
+    context: &RawTracePointContext,
+    work: impl FnOnce(&mut CpuBank, &mut LineEntry, &mut Kernel<'_>, u32, u64),
+) -> Option<()> {
+    let irq: u32 = context.arg(0);
+    let action: u64 = context.arg(1);
+    let cpu = kernel::cpu();
+    let bank = kernel::bank(cpu)?;
+    let line = kernel::line(irq)?;
+    work(bank, line, &mut Kernel { context, cpu }, irq, action);
+    Some(())
 }
 
 /// irq_handler_entry(int irq, struct irqaction *action)
 #[raw_tracepoint(tracepoint = "irq_handler_entry")]
 pub(crate) fn irq_handler_entry(context: RawTracePointContext) -> i32 {
-    let irq: u32 = context.arg(0);
-    let action: u64 = context.arg(1);
-    let cpu = kernel::cpu();
-    let Some(bank) = kernel::bank(cpu) else {
-        return 0;
-    };
-    let Some(line) = kernel::line(irq) else {
+    let done = with_line(&context, |bank, line, kernel, irq, action| {
+        vmdtrace_common::enter(bank, line, kernel, irq, action);
+    });
+    if done.is_none()
+        && let Some(bank) = kernel::bank(kernel::cpu())
+    {
         bank.out_of_range_runs += 1;
-        return 0;
-    };
-    vmdtrace_common::enter(
-        bank,
-        line,
-        &mut Kernel {
-            context: &context,
-            cpu,
-        },
-        irq,
-        action,
-    );
+        if bank.out_of_range_runs == 1 {
+            let irq: u32 = context.arg(0);
+            warn!(&context, "interrupt {} is beyond the line table: restart vmdtrace to make a larger one", irq);
+        }
+    }
     0
 }
 
 /// irq_handler_exit(int irq, struct irqaction *action, int ret)
 #[raw_tracepoint(tracepoint = "irq_handler_exit")]
 pub(crate) fn irq_handler_exit(context: RawTracePointContext) -> i32 {
-    let irq: u32 = context.arg(0);
-    let action: u64 = context.arg(1);
     let returned: u32 = context.arg(2);
-    let cpu = kernel::cpu();
-    let Some(bank) = kernel::bank(cpu) else {
-        return 0;
-    };
-    let Some(line) = kernel::line(irq) else {
-        return 0;
-    };
     // IRQ_NONE is 0 (include/linux/irqreturn.h).
-    vmdtrace_common::exit(
-        bank,
-        line,
-        &mut Kernel {
-            context: &context,
-            cpu,
-        },
-        irq,
-        action,
-        returned != 0,
-    );
+    let _beyond_the_table = with_line(&context, |bank, line, kernel, irq, action| {
+        vmdtrace_common::exit(bank, line, kernel, irq, action, returned != 0);
+    });
+    0
+}
+
+/// Arms this CPU. User space runs it on every CPU, in task context or by an
+/// inter-processor interrupt: neither is inside a device's handler, which runs
+/// with interrupts off.
+#[raw_tracepoint]
+pub(crate) fn arm(_: RawTracePointContext) -> i32 {
+    if let Some(bank) = kernel::bank(kernel::cpu()) {
+        bank.armed = 1;
+    }
     0
 }

@@ -86,13 +86,18 @@ pub(crate) fn action_name(action: u64) -> Option<Name> {
     (copied >= 0).then_some(name)
 }
 
-/// This CPU's bank. Interrupt programs run with interrupts off and are the only
-/// ones to hold it together with another reference of their own CPU.
+/// This CPU's bank.
+///
+/// A program's run may be interrupted by another on the same CPU, if it is
+/// nvme_sq's in task or softirq context. The inner run leaves depth and frames
+/// as it found them, and the only word that the outer one writes at depth 0 is
+/// added to atomically. User space writes `generation` and `armed`, each read
+/// once in a run.
 #[inline(always)]
 pub(crate) fn bank(cpu: u32) -> Option<&'static mut CpuBank> {
     let bank = BANKS.get_ptr_mut(cpu)?;
-    // SAFETY: an element of a map lives as long as the program, and only this
-    // CPU writes its bank.
+    // SAFETY: an element of a map lives as long as the program, and no other
+    // CPU writes this one; for runs within a run see above.
     Some(unsafe { &mut *bank })
 }
 
@@ -100,7 +105,9 @@ pub(crate) fn bank(cpu: u32) -> Option<&'static mut CpuBank> {
 #[inline(always)]
 pub(crate) fn line(irq: u32) -> Option<&'static mut LineEntry> {
     let line = LINES.get_ptr_mut(irq)?;
-    // SAFETY: as above; the kernel runs one number's handlers on one CPU at a time.
+    // SAFETY: as above; the kernel runs one number's handlers on one CPU at a
+    // time. Per-CPU interrupts are the exception: their entries are only ever
+    // overwritten with the same words, because no such line is ours.
     Some(unsafe { &mut *line })
 }
 

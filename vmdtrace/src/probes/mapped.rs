@@ -64,22 +64,6 @@ impl<T> MappedArray<T> {
         })
     }
 
-    #[must_use]
-    pub fn len(&self) -> u32 {
-        self.length
-    }
-
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
-    /// Bytes of kernel memory behind it.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.bytes.get()
-    }
-
     /// Start of an element.
     fn element(&self, index: u32) -> Option<NonNull<u8>> {
         if index >= self.length {
@@ -120,8 +104,8 @@ impl<T: Element> MappedArray<T> {
 impl MappedArray<CpuBank> {
     /// Lets the programs learn every line's name again.
     pub fn raise_generation(&self) {
-        for index in 0..self.length {
-            let Some(bank) = self.element(index) else {
+        for cpu in 0..self.length {
+            let Some(bank) = self.element(cpu) else {
                 continue;
             };
             // SAFETY: the field lies inside the element.
@@ -130,11 +114,22 @@ impl MappedArray<CpuBank> {
             unsafe { AtomicU32::from_ptr(field.cast().as_ptr()) }.fetch_add(1, Ordering::Relaxed);
         }
     }
+
+    /// Arms a CPU on which no program runs now.
+    pub fn arm(&self, cpu: u32) {
+        let Some(bank) = self.element(cpu) else {
+            return;
+        };
+        // SAFETY: the field lies inside the element.
+        let field = unsafe { bank.add(offset_of!(CpuBank, armed)) };
+        // SAFETY: valid and aligned.
+        unsafe { AtomicU64::from_ptr(field.cast().as_ptr()) }.store(1, Ordering::Relaxed);
+    }
 }
 
 impl MappedArray<NameTable> {
-    /// Fills the table. To be done before a program is attached.
-    pub fn fill(&self, table: &NameTable) {
+    /// Fills the table. To be done before a program is attached: it is no atomic copy.
+    pub fn fill(&mut self, table: &NameTable) {
         let Some(element) = self.element(0) else {
             return;
         };
@@ -145,7 +140,7 @@ impl MappedArray<NameTable> {
 
 impl MappedArray<[u8; 4096]> {
     /// Copies bytes to the start of the first element.
-    pub fn write(&self, bytes: &[u8]) {
+    pub fn write(&mut self, bytes: &[u8]) {
         let Some(element) = self.element(0) else {
             return;
         };
@@ -188,7 +183,6 @@ mod tests {
                 ..CpuBank::default()
             }));
         assert!(array.get(3).is_none());
-        assert_eq!(array.bytes(), 3 * size_of::<CpuBank>());
     }
 
     #[test]

@@ -47,10 +47,11 @@ pub struct Sizes {
 
 impl Sizes {
     /// Sizes for a host with this many possible CPUs and this highest interrupt
-    /// number: room for a quarter more lines, and for 512 plugged in later.
+    /// number: room for a quarter more lines, and for 4,096 that come later (a VMD
+    /// loaded after the start brings dozens of lines a disk).
     #[must_use]
     pub fn for_host(cpus: u32, max_irq: u32) -> Self {
-        let lines = max_irq.saturating_add(max_irq / 4).saturating_add(512);
+        let lines = max_irq.saturating_add(max_irq / 4).saturating_add(4096);
         Self {
             cpus: cpus.max(1),
             interrupts: lines,
@@ -58,7 +59,7 @@ impl Sizes {
         }
     }
 
-    /// Bytes of the mapped arrays.
+    /// Bytes of the arrays.
     #[must_use]
     pub fn bytes(self) -> usize {
         self.cpus as usize * size_of::<CpuBank>()
@@ -107,6 +108,9 @@ pub enum LoadError {
 
 const RAW_TRACEPOINT: &str = "raw_tracepoint";
 
+/// Is run, never attached.
+const ARM: &str = "arm";
+
 /// In this order: an exit is seen from before the first entry, so that no frame
 /// stays open. Their links are dropped in the reverse order.
 const PROGRAMS: [&str; 3] = [IRQ_HANDLER_EXIT, IRQ_HANDLER_ENTRY, NVME_SQ];
@@ -124,7 +128,6 @@ struct Attachment {
 pub struct Tracer {
     cells: MappedArray<LineCell>,
     banks: MappedArray<CpuBank>,
-    sizes: Sizes,
     options: Options,
     /// Why repeated runs cannot be told, if so.
     repeats_unknown: Option<String>,
@@ -135,6 +138,8 @@ pub struct Tracer {
 struct Attached {
     ebpf: Ebpf,
     attachments: Vec<Attachment>,
+    /// Whether the CPUs were let count.
+    armed: bool,
 }
 
 impl std::fmt::Debug for Tracer {
@@ -201,7 +206,6 @@ impl Tracer {
         let tracer = Self {
             cells: map(&ebpf, "CELLS", sizes.slots)?,
             banks: map(&ebpf, "BANKS", sizes.cpus)?,
-            sizes,
             options,
             repeats_unknown,
             attached: RwLock::new(Attached {
@@ -214,6 +218,7 @@ impl Tracer {
                     })
                     .into(),
                 ebpf,
+                armed: false,
             }),
         };
         tracer.verify()?;
@@ -223,7 +228,7 @@ impl Tracer {
     /// Hands every program to the kernel's verifier.
     fn verify(&self) -> Result<(), LoadError> {
         let mut attached = self.write();
-        for program in PROGRAMS {
+        for program in PROGRAMS.into_iter().chain([ARM]) {
             raw_tracepoint(&mut attached.ebpf, program)
                 .and_then(|loaded| loaded.load().map_err(Into::into))
                 .map_err(|source| LoadError::Program { program, source })?;
@@ -235,26 +240,32 @@ impl Tracer {
     /// when a module comes.
     pub fn attach(&self) {
         let mut attached = self.write();
-        let Attached { ebpf, attachments } = &mut *attached;
-        for attachment in attachments
-            .iter_mut()
-            .filter(|attachment| attachment.link.is_none())
-        {
-            let program = attachment.program;
-            let outcome = raw_tracepoint(ebpf, program)
-                .and_then(|loaded| loaded.attach(program).map_err(Into::into));
-            match outcome {
-                Ok(link) => {
-                    attachment.link = Some(link);
-                    attachment.state = ProbeState::Attached;
-                    attachment.reason = None;
-                    tracing::info!("probe {program} is attached ({RAW_TRACEPOINT})");
-                }
-                Err(error) => {
-                    let (state, reason) = why_not_attached(program, &error);
-                    attachment.state = state;
-                    attachment.reason = Some(reason);
-                }
+        attached.attach(IRQ_HANDLER_EXIT, &self.options.roots);
+        attached.attach(IRQ_HANDLER_ENTRY, &self.options.roots);
+        if attached.counts_interrupts() && !attached.armed {
+            attached.armed = true;
+            self.arm_cpus(&attached.ebpf);
+        }
+        // Last: a completion belongs to the handler it is seen in.
+        attached.attach(NVME_SQ, &self.options.roots);
+    }
+
+    /// Lets every CPU count. [`Tracer::attach`] does so; who feeds the programs
+    /// by [`Tracer::test_run`] does it first.
+    pub fn arm(&self) {
+        self.arm_cpus(&self.read().ebpf);
+    }
+
+    fn arm_cpus(&self, ebpf: &Ebpf) {
+        for cpu in 0..self.options.sizes.cpus {
+            let args = RawTracePointRunOptions {
+                cpu: Some(cpu),
+                ..RawTracePointRunOptions::new()
+            };
+            if let Err(error) = run_once(ebpf, ARM, args) {
+                // An offline CPU: it is inside no handler.
+                tracing::debug!("CPU {cpu} is armed from here: {error:#}");
+                self.banks.arm(cpu);
             }
         }
     }
@@ -262,13 +273,7 @@ impl Tracer {
     /// Whether interrupts are accounted.
     #[must_use]
     pub fn counts_interrupts(&self) -> bool {
-        let attached = self.read();
-        [IRQ_HANDLER_ENTRY, IRQ_HANDLER_EXIT].iter().all(|wanted| {
-            attached
-                .attachments
-                .iter()
-                .any(|one| one.program == *wanted && one.state == ProbeState::Attached)
-        })
+        self.read().counts_interrupts()
     }
 
     /// The stream of the programs' rare messages, once.
@@ -345,12 +350,6 @@ impl Tracer {
         probes
     }
 
-    /// Bytes of the mapped arrays.
-    #[must_use]
-    pub fn map_bytes(&self) -> usize {
-        self.sizes.bytes()
-    }
-
     /// Runs a loaded program once with the given tracepoint arguments
     /// (BPF_PROG_TEST_RUN), for tests and benchmarks. Several threads may do so
     /// at once. Do not use it on a program that is attached.
@@ -358,14 +357,8 @@ impl Tracer {
     /// # Errors
     /// If there is no such program, or the kernel refuses.
     pub fn test_run(&self, program: &str, args: [u64; 12]) -> anyhow::Result<()> {
-        let attached = self.read();
-        let found = attached
-            .ebpf
-            .program(program)
-            .ok_or_else(|| anyhow::anyhow!("no program {program}"))?;
-        let found: &RawTracePoint = found.try_into()?;
-        found.test_run(RawTracePointRunOptions { args, cpu: None })?;
-        Ok(())
+        let args = RawTracePointRunOptions { args, cpu: None };
+        run_once(&self.read().ebpf, program, args)
     }
 
     // A panic while the lock was held leaves programs and links as they were.
@@ -400,6 +393,52 @@ fn capability(name: &str, mechanism: &str, state: ProbeState, reason: Option<Str
         missed_runs: None,
         runs: None,
     }
+}
+
+impl Attached {
+    fn attach(&mut self, program: &'static str, roots: &Roots) {
+        let Self {
+            ebpf, attachments, ..
+        } = self;
+        let Some(attachment) = attachments.iter_mut().find(|one| one.program == program) else {
+            return;
+        };
+        if attachment.link.is_some() {
+            return;
+        }
+        let outcome = raw_tracepoint(ebpf, program)
+            .and_then(|loaded| loaded.attach(program).map_err(Into::into));
+        match outcome {
+            Ok(link) => {
+                attachment.link = Some(link);
+                attachment.state = ProbeState::Attached;
+                attachment.reason = None;
+                tracing::info!("probe {program} is attached ({RAW_TRACEPOINT})");
+            }
+            Err(error) => {
+                let (state, reason) = why_not_attached(program, &error, roots);
+                attachment.state = state;
+                attachment.reason = Some(reason);
+            }
+        }
+    }
+
+    fn counts_interrupts(&self) -> bool {
+        [IRQ_HANDLER_ENTRY, IRQ_HANDLER_EXIT].iter().all(|wanted| {
+            self.attachments
+                .iter()
+                .any(|one| one.program == *wanted && one.state == ProbeState::Attached)
+        })
+    }
+}
+
+fn run_once(ebpf: &Ebpf, name: &str, args: RawTracePointRunOptions) -> anyhow::Result<()> {
+    let program = ebpf
+        .program(name)
+        .ok_or_else(|| anyhow::anyhow!("the eBPF object has no program {name}"))?;
+    let program: &RawTracePoint = program.try_into()?;
+    program.test_run(args)?;
+    Ok(())
 }
 
 fn raw_tracepoint<'a>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut RawTracePoint> {
@@ -444,7 +483,7 @@ fn fill_queue(ebpf: &mut Ebpf, slots: u32) -> Result<(), LoadError> {
 }
 
 /// Tells a missing module from a refusal from a fault of ours.
-fn why_not_attached(program: &str, error: &anyhow::Error) -> (ProbeState, String) {
+fn why_not_attached(program: &str, error: &anyhow::Error, roots: &Roots) -> (ProbeState, String) {
     let errno = error
         .chain()
         .find_map(|cause| match cause.downcast_ref::<io::Error>() {
@@ -458,7 +497,7 @@ fn why_not_attached(program: &str, error: &anyhow::Error) -> (ProbeState, String
     const EPERM: i32 = nix::errno::Errno::EPERM as i32;
     const EACCES: i32 = nix::errno::Errno::EACCES as i32;
     match errno {
-        Some(ENOENT) if program == NVME_SQ => (
+        Some(ENOENT) if program == NVME_SQ && !roots.sysfs.join("module/nvme_core").exists() => (
             ProbeState::NotApplicable,
             "nvme_core is not loaded; attaches when it is".to_owned(),
         ),
@@ -543,6 +582,7 @@ fn cpu_counts(cpu: u32, bank: &CpuBank) -> CpuCounts {
         overflowed_runs,
         unreadable_actions,
         out_of_range_runs,
+        armed: _,
         reserved: _,
         frames: _,
     } = *bank;
@@ -578,19 +618,19 @@ mod tests {
     fn reasons_are_told_apart() {
         let errno = |code| anyhow::Error::from(io::Error::from_raw_os_error(code));
         assert_eq!(
-            why_not_attached(NVME_SQ, &errno(2)).0,
+            why_not_attached(NVME_SQ, &errno(2), &roots).0,
             ProbeState::NotApplicable
         );
         assert_eq!(
-            why_not_attached(IRQ_HANDLER_ENTRY, &errno(2)).0,
+            why_not_attached(IRQ_HANDLER_ENTRY, &errno(2), &roots).0,
             ProbeState::Unsupported
         );
         assert_eq!(
-            why_not_attached(IRQ_HANDLER_ENTRY, &errno(1)).0,
+            why_not_attached(IRQ_HANDLER_ENTRY, &errno(1), &roots).0,
             ProbeState::Blocked
         );
         assert_eq!(
-            why_not_attached(IRQ_HANDLER_ENTRY, &errno(22)).0,
+            why_not_attached(IRQ_HANDLER_ENTRY, &errno(22), &roots).0,
             ProbeState::Broken
         );
     }
