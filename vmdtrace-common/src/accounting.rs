@@ -21,8 +21,6 @@
 //! Known limit: on a line that two watched actions share (legacy INTx, never
 //! MSI-X) each action's run counts as a hardware interrupt of its own.
 
-use core::sync::atomic::{Ordering, compiler_fence};
-
 use crate::{
     cells::{
         CpuBank, Frame, LineCell, LineEntry, MAX_DEPTH, MAX_NAMES_PER_IRQ, NO_SLOT, kind, state,
@@ -55,6 +53,8 @@ pub trait World {
     fn classify(&mut self, name: &Name) -> u32;
     fn take_slot(&mut self) -> Taken;
     fn cell(&mut self, slot: u32) -> Option<&mut LineCell>;
+    /// Marks a slot's cell as described, after everything that describes it.
+    fn publish(&mut self, slot: u32);
     /// Said once for each interrupt number: a line of ours has no slot, because
     /// none is free or the number has had too many names.
     fn no_slot(&mut self, irq: u32);
@@ -202,7 +202,7 @@ pub fn completion(bank: &mut CpuBank) -> bool {
 /// Index of the frame at a depth. The mask spares the verifier, and the
 /// compiler a panic: depths are below MAX_DEPTH, a power of two.
 #[inline(always)]
-fn index_of(depth: u32) -> usize {
+fn index_of(depth: u64) -> usize {
     (depth & (MAX_DEPTH - 1)) as usize
 }
 
@@ -216,7 +216,7 @@ fn innermost_kind(bank: &CpuBank) -> u32 {
 
 /// Index of the topmost frame of this line and action; the depth if there is none.
 #[inline(always)]
-fn position(bank: &CpuBank, irq: u32, action: u64) -> u32 {
+fn position(bank: &CpuBank, irq: u32, action: u64) -> u64 {
     let depth = bank.depth;
     let mut found = depth;
     let mut index = 0;
@@ -232,7 +232,7 @@ fn position(bank: &CpuBank, irq: u32, action: u64) -> u32 {
 
 /// Drops the frames from `from` upwards as stale.
 #[inline(always)]
-fn drop_frames(bank: &mut CpuBank, from: u32) {
+fn drop_frames(bank: &mut CpuBank, from: u64) {
     if from >= bank.depth {
         return;
     }
@@ -329,9 +329,7 @@ fn learn<W: World>(
             cell.kind = kind;
             cell.next = entry.newest;
             cell.name = name;
-            // Described first: user space looks at `ready` before the rest.
-            compiler_fence(Ordering::Release);
-            cell.ready = 1;
+            world.publish(slot);
             entry.newest = slot + 1;
             entry.slot = slot;
             entry.state = state::ASSIGNED;

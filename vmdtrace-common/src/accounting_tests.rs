@@ -57,6 +57,12 @@ impl World for Tables<'_> {
         self.machine.cells.get_mut(slot as usize)
     }
 
+    fn publish(&mut self, slot: u32) {
+        let cell = &mut self.machine.cells[slot as usize];
+        assert_eq!(cell.ready, 0, "slot {slot} is given twice");
+        cell.ready = 1;
+    }
+
     fn no_slot(&mut self, irq: u32) {
         self.machine.without_slot.push(irq);
     }
@@ -433,9 +439,18 @@ fn nothing_is_counted_before_a_cpu_is_armed() {
     let mut machine = named(&["vmd0", "nvme0q1"]);
     machine.banks[0].armed = 0;
     // Attached in the middle of a vector's handler: this child is none of depth 0.
-    machine.run(&[enter_line(2, 1), exit_line(2, 1, true), exit_line(1, 0, true)]);
+    machine.run(&[
+        enter_line(2, 1),
+        exit_line(2, 1, true),
+        exit_line(1, 0, true),
+    ]);
     machine.banks[0].armed = 1;
-    machine.run(&[enter_line(1, 0), enter_line(2, 1), exit_line(2, 1, true), exit_line(1, 0, true)]);
+    machine.run(&[
+        enter_line(1, 0),
+        enter_line(2, 1),
+        exit_line(2, 1, true),
+        exit_line(1, 0, true),
+    ]);
     let child = cell_of(&machine, 2, "nvme0q1");
     assert_eq!((child.depth0_runs, child.nested_runs), (0, 1));
     assert_eq!(machine.banks[0].unmatched_exits, 0);
@@ -445,11 +460,15 @@ fn nothing_is_counted_before_a_cpu_is_armed() {
 fn a_number_with_too_many_names_is_said_once_and_takes_no_more_slots() {
     let mut machine = Machine::new(1, 16);
     let names = [
-        "nvme0q0", "nvme0q1", "nvme0q2", "nvme0q3", "nvme0q4", "nvme0q5", "nvme0q6", "nvme0q7", "nvme0q8", "nvme0q9",
+        "nvme0q0", "nvme0q1", "nvme0q2", "nvme0q3", "nvme0q4", "nvme0q5", "nvme0q6", "nvme0q7",
+        "nvme0q8", "nvme0q9",
     ];
     for (action, name) in names.into_iter().enumerate() {
         machine.run(&[
-            Event::Rename { action, name: Some(name) },
+            Event::Rename {
+                action,
+                name: Some(name),
+            },
             enter_line(1, action),
             exit_line(1, action, true),
         ]);

@@ -9,7 +9,7 @@ use crate::names::Name;
 
 /// Frames a CPU's stack holds. A VMD vector and its child need two; the rest is
 /// for demultiplexed lines that are watched by name.
-pub const MAX_DEPTH: u32 = 4;
+pub const MAX_DEPTH: u64 = 4;
 
 /// Names one interrupt number may have had. More are not told apart any more:
 /// their runs are unassigned.
@@ -119,10 +119,15 @@ pub struct Frame {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuBank {
-    pub depth: u32,
+    /// Frames in use. As wide as a register: the verifier loses track of the
+    /// bounds of narrower ones.
+    pub depth: u64,
     /// Raised by user space when devices come or go: what was learned in an
     /// older generation is learned again, because addresses are re-used.
     pub generation: u32,
+    /// 0: this CPU may be inside a handler whose entry was not seen; nothing is
+    /// counted yet. Set once, by a run that cannot be inside one.
+    pub armed: u32,
     /// Time in watched handlers at depth 0.
     pub interrupt_ns: u64,
     pub depth0_runs: u64,
@@ -137,9 +142,6 @@ pub struct CpuBank {
     pub unreadable_actions: u64,
     /// Runs of an interrupt number beyond the line table.
     pub out_of_range_runs: u64,
-    /// 0: this CPU may be inside a handler whose entry was not seen; nothing is
-    /// counted yet. Set once, by a run that cannot be inside one.
-    pub armed: u64,
     pub reserved: [u64; 4],
 
     pub frames: [Frame; MAX_DEPTH as usize],

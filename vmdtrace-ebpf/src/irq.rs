@@ -58,6 +58,14 @@ impl World for Kernel<'_> {
     }
 
     #[inline(always)]
+    fn publish(&mut self, slot: u32) {
+        // A look-up of its own: what was written before it stays before it.
+        if let Some(cell) = kernel::cell(slot) {
+            cell.ready = 1;
+        }
+    }
+
+    #[inline(always)]
     fn no_slot(&mut self, irq: u32) {
         warn!(
             self.context,
@@ -95,7 +103,10 @@ pub(crate) fn irq_handler_entry(context: RawTracePointContext) -> i32 {
         bank.out_of_range_runs += 1;
         if bank.out_of_range_runs == 1 {
             let irq: u32 = context.arg(0);
-            warn!(&context, "interrupt {} is beyond the line table: restart vmdtrace to make a larger one", irq);
+            warn!(
+                &context,
+                "interrupt {} is beyond the line table: restart vmdtrace to make a larger one", irq
+            );
         }
     }
     0
@@ -114,8 +125,8 @@ pub(crate) fn irq_handler_exit(context: RawTracePointContext) -> i32 {
 
 /// Arms this CPU. User space runs it on every CPU, in task context or by an
 /// inter-processor interrupt: neither is inside a device's handler, which runs
-/// with interrupts off.
-#[raw_tracepoint]
+/// with interrupts off. Its tracepoint does not exist: it is never attached.
+#[raw_tracepoint(tracepoint = "arm")]
 pub(crate) fn arm(_: RawTracePointContext) -> i32 {
     if let Some(bank) = kernel::bank(kernel::cpu()) {
         bank.armed = 1;

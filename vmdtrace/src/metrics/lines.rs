@@ -327,7 +327,8 @@ pub(super) fn add_cpus(cpus: &[CpuCounts], counted: Counted, families: &mut Vec<
     if counted.handler_time {
         seconds.push_to(families);
     }
-    if counted.completions {
+    // Without the handlers nobody knows what is outside them.
+    if counted.interrupts && counted.completions {
         outside.push_to(families);
     }
     if counted.interrupts {

@@ -123,7 +123,7 @@ impl MappedArray<CpuBank> {
         // SAFETY: the field lies inside the element.
         let field = unsafe { bank.add(offset_of!(CpuBank, armed)) };
         // SAFETY: valid and aligned.
-        unsafe { AtomicU64::from_ptr(field.cast().as_ptr()) }.store(1, Ordering::Relaxed);
+        unsafe { AtomicU32::from_ptr(field.cast().as_ptr()) }.store(1, Ordering::Relaxed);
     }
 }
 

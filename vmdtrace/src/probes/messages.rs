@@ -18,16 +18,18 @@ pub fn pass_on(mut logger: EbpfLogger<&'static dyn log::Log>) -> io::Result<()> 
         .name("ebpf-messages".to_owned())
         .spawn(move || {
             loop {
-                let ready = poll(
-                    &mut [PollFd::new(logger.as_fd(), PollFlags::POLLIN)],
-                    PollTimeout::NONE,
-                );
-                match ready {
-                    Ok(_) => logger.flush(),
+                let mut waiting = [PollFd::new(logger.as_fd(), PollFlags::POLLIN)];
+                let outcome = poll(&mut waiting, PollTimeout::NONE);
+                let [waiting] = waiting;
+                let readable = waiting
+                    .revents()
+                    .is_some_and(|it| it.contains(PollFlags::POLLIN));
+                match outcome {
+                    Ok(_) if readable => logger.flush(),
                     Err(Errno::EINTR) => {}
-                    Err(error) => {
+                    outcome => {
                         tracing::warn!(
-                            "messages of the eBPF programs are lost from now on: {error}"
+                            "messages of the eBPF programs are lost from now on: {outcome:?}"
                         );
                         return;
                     }

@@ -301,7 +301,8 @@ impl Tracer {
         Counters {
             lines: cells
                 .iter()
-                .filter(|cell| cell.ready != 0)
+                // The kind may have been read just before the slot was described.
+                .filter(|cell| cell.ready != 0 && cell.kind != kind::NONE)
                 .map(|cell| line_counts(cell, &cells, repeats_known))
                 .collect(),
             cpus: self
@@ -499,7 +500,10 @@ fn why_not_attached(program: &str, error: &anyhow::Error, roots: &Roots) -> (Pro
     match errno {
         Some(ENOENT) if program == NVME_SQ && !roots.sysfs.join("module/nvme_core").exists() => (
             ProbeState::NotApplicable,
-            "nvme_core is not loaded; attaches when it is".to_owned(),
+            // The module's uevent comes when its init is done.
+            "nvme_core is not loaded; attaches when it is (completions in the first \
+             milliseconds after that are not seen)"
+                .to_owned(),
         ),
         Some(ENOENT) => (
             ProbeState::Unsupported,
@@ -617,9 +621,20 @@ mod tests {
     #[test]
     fn reasons_are_told_apart() {
         let errno = |code| anyhow::Error::from(io::Error::from_raw_os_error(code));
+        let sysfs = tempfile::tempdir().unwrap();
+        let roots = Roots {
+            sysfs: sysfs.path().to_owned(),
+            ..Roots::default()
+        };
         assert_eq!(
             why_not_attached(NVME_SQ, &errno(2), &roots).0,
             ProbeState::NotApplicable
+        );
+        // Loaded, and yet without the tracepoint: completions are not 0 but unknown.
+        std::fs::create_dir_all(sysfs.path().join("module/nvme_core")).unwrap();
+        assert_eq!(
+            why_not_attached(NVME_SQ, &errno(2), &roots).0,
+            ProbeState::Unsupported
         );
         assert_eq!(
             why_not_attached(IRQ_HANDLER_ENTRY, &errno(2), &roots).0,

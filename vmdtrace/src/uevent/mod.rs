@@ -4,7 +4,7 @@
 mod message;
 
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -52,11 +52,16 @@ impl Listener {
                 Err(Errno::EINTR) => continue,
                 Err(error) => return Err(error.into()),
             }
-            let changes = drain(&self.socket)?;
+            let changes = self.pending()?;
             if changes.any() {
                 return Ok(changes);
             }
         }
+    }
+
+    /// Takes in all messages that are there now.
+    pub fn pending(&self) -> io::Result<Changes> {
+        drain(&self.socket)
     }
 
     /// Passes changes on to `source` until the socket fails. While the source
@@ -69,6 +74,12 @@ impl Listener {
                 Err(error) => return error,
             }
         }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 
@@ -114,9 +125,6 @@ fn drain(socket: &OwnedFd) -> io::Result<Changes> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::path::Path;
-
     use super::*;
 
     #[test]
@@ -124,51 +132,5 @@ mod tests {
         let listener = Listener::open().unwrap();
         // Nothing we want is there yet, or a real event of this machine.
         drain(&listener.socket).unwrap();
-    }
-
-    /// Writing an action to a `uevent` file makes the kernel send that event.
-    #[test]
-    #[ignore = "needs root: makes the kernel send uevents through /sys"]
-    fn the_kernels_events_arrive_as_one_change() {
-        let listener = Listener::open().unwrap();
-        let pci = first_uevent_file(Path::new("/sys/bus/pci/devices"));
-        let unrelated = first_uevent_file(Path::new("/sys/class/net"));
-
-        fs::write(&unrelated, "change").unwrap();
-        assert!(!drain(&listener.socket).unwrap().any());
-
-        fs::write(&unrelated, "change").unwrap();
-        for _ in 0..3 {
-            fs::write(&pci, "change").unwrap();
-        }
-        assert_eq!(
-            listener.changed().unwrap(),
-            Changes {
-                topology: true,
-                modules: false
-            }
-        );
-        assert!(!drain(&listener.socket).unwrap().any());
-    }
-
-    #[test]
-    #[ignore = "needs root: makes the kernel send uevents through /sys"]
-    fn an_overflow_means_everything_changed() {
-        let listener = Listener::open().unwrap();
-        nix::sys::socket::setsockopt(&listener.socket, nix::sys::socket::sockopt::RcvBuf, &1)
-            .unwrap();
-        let unrelated = first_uevent_file(Path::new("/sys/class/net"));
-        for _ in 0..64 {
-            fs::write(&unrelated, "change").unwrap();
-        }
-        assert_eq!(listener.changed().unwrap(), Changes::ALL);
-    }
-
-    fn first_uevent_file(directory: &Path) -> std::path::PathBuf {
-        fs::read_dir(directory)
-            .unwrap()
-            .map(|entry| entry.unwrap().path().join("uevent"))
-            .find(|path| path.exists())
-            .unwrap()
     }
 }

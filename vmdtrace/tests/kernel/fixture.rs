@@ -1,13 +1,17 @@
-//! Made-up irqactions in kernel memory, for streams fed to loaded programs.
+//! Made-up irqactions and interrupt counts in kernel memory, for streams fed to
+//! loaded programs.
+
+use std::{fs, os::unix::fs::symlink};
 
 use aya::{
     Ebpf,
     maps::Map,
     programs::{RawTracePoint, RawTracePointRunOptions, TestRun as _},
 };
+use tempfile::TempDir;
 use vmdtrace::{
     host::Roots,
-    probes::{kernel::KernelLayout, mapped::MappedArray},
+    probes::{btf::Btf, mapped::MappedArray},
 };
 use vmdtrace_common::model::ACTIONS;
 
@@ -17,6 +21,12 @@ const OBJECT: &str = "VMDTRACE_EBPF_FIXTURE";
 const ACTION_BYTES: usize = 256;
 const NAMES: usize = 3072;
 const NAME_BYTES: usize = 32;
+/// As `__per_cpu_offset[]`, for the CPUs that streams are fed on.
+const PER_CPU_OFFSETS: usize = 3456;
+/// As each CPU's `kstat.irqs_sum`.
+const SUMS: usize = 3520;
+/// CPUs that streams may be fed on.
+pub(crate) const CPUS: usize = 2;
 
 /// Memory for `ACTIONS` irqactions and their names.
 pub(crate) struct Actions {
@@ -24,6 +34,8 @@ pub(crate) struct Actions {
     base: u64,
     name_offset: usize,
     image: [u8; 4096],
+    /// A procfs whose kallsyms places the counts in this memory.
+    procfs: TempDir,
     /// Keeps the kernel memory alive.
     _ebpf: Ebpf,
 }
@@ -33,9 +45,12 @@ impl Actions {
     pub(crate) fn new() -> Result<Self, String> {
         let path = std::env::var_os(OBJECT)
             .ok_or_else(|| format!("{OBJECT} is not set: run `cargo xtask test`"))?;
-        let layout = KernelLayout::read(&Roots::default());
-        let name_offset = layout.action_name.unwrap() as usize;
+        let data = fs::read("/sys/kernel/btf/vmlinux").map_err(|error| error.to_string())?;
+        let btf = Btf::parse(&data).unwrap();
+        let name_offset = btf.member_offset("irqaction", "name").unwrap() as usize;
+        let irqs_sum = btf.member_offset("kernel_stat", "irqs_sum").unwrap();
         assert!(name_offset + 8 <= ACTION_BYTES && ACTIONS * ACTION_BYTES <= NAMES);
+        const { assert!(NAMES + ACTIONS * NAME_BYTES <= PER_CPU_OFFSETS) };
 
         let mut ebpf = Ebpf::load_file(path).unwrap();
         let program: &mut RawTracePoint = ebpf
@@ -47,14 +62,36 @@ impl Actions {
         program.test_run(RawTracePointRunOptions::new()).unwrap();
         let base = mapped::<u64>(&ebpf, "ADDRESS").get(0).unwrap();
         assert_ne!(base, 0, "the program did not tell the address");
-        let memory = mapped(&ebpf, "MEMORY");
-        Ok(Self {
-            memory,
+        let mut actions = Self {
+            memory: mapped(&ebpf, "MEMORY"),
             base,
             name_offset,
             image: [0; 4096],
+            procfs: made_up_procfs(base, irqs_sum).map_err(|error| error.to_string())?,
             _ebpf: ebpf,
-        })
+        };
+        for cpu in 0..CPUS {
+            actions.set(PER_CPU_OFFSETS + 8 * cpu, 8 * cpu as u64);
+        }
+        Ok(actions)
+    }
+
+    /// Roots for a tracer that reads the made-up counts.
+    pub(crate) fn roots(&self) -> Roots {
+        Roots {
+            procfs: self.procfs.path().to_owned(),
+            ..Roots::default()
+        }
+    }
+
+    /// The kernel counted so many interrupts on a CPU.
+    pub(crate) fn count(&mut self, cpu: usize, sum: u64) {
+        self.set(SUMS + 8 * cpu, sum);
+    }
+
+    fn set(&mut self, at: usize, word: u64) {
+        self.image[at..at + 8].copy_from_slice(&word.to_ne_bytes());
+        self.memory.write(&self.image);
     }
 
     /// Kernel address of an action.
@@ -71,10 +108,21 @@ impl Actions {
             self.image[text..text + name.len()].copy_from_slice(name.as_bytes());
             pointer = self.base + text as u64;
         }
-        let field = action * ACTION_BYTES + self.name_offset;
-        self.image[field..field + 8].copy_from_slice(&pointer.to_ne_bytes());
-        self.memory.write(&self.image);
+        self.set(action * ACTION_BYTES + self.name_offset, pointer);
     }
+}
+
+/// The real one, but for the two symbols that lead to the counts.
+fn made_up_procfs(base: u64, irqs_sum: u32) -> std::io::Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    for name in ["self", "sys"] {
+        symlink(format!("/proc/{name}"), folder.path().join(name))?;
+    }
+    let kstat = base + SUMS as u64 - u64::from(irqs_sum);
+    let per_cpu_offset = base + PER_CPU_OFFSETS as u64;
+    let text = format!("{kstat:x} D kstat\n{per_cpu_offset:x} R __per_cpu_offset\n");
+    fs::write(folder.path().join("kallsyms"), text)?;
+    Ok(folder)
 }
 
 fn mapped<T>(ebpf: &Ebpf, name: &str) -> MappedArray<T> {

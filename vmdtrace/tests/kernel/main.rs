@@ -2,6 +2,7 @@
 //! possible they report "ignored" with the reason.
 
 #![expect(
+    clippy::expect_used,
     clippy::panic,
     clippy::unwrap_used,
     reason = "a test fails by panicking"
@@ -10,6 +11,7 @@
 mod disk_line;
 mod fixture;
 mod streams;
+mod uevents;
 
 use std::process::ExitCode;
 
@@ -31,7 +33,8 @@ fn obstacle() -> Option<String> {
     }
 }
 
-fn tracer(slots: u32, also_lines: &[&str]) -> Tracer {
+/// A tracer with the programs loaded, all CPUs armed, and nothing attached.
+fn tracer(slots: u32, also_lines: &[&str], roots: Roots) -> Tracer {
     let options = Options {
         sizes: Sizes {
             cpus: cpus(),
@@ -40,9 +43,11 @@ fn tracer(slots: u32, also_lines: &[&str]) -> Tracer {
         },
         level: Level::Timing,
         also_lines: also_lines.iter().map(|glob| (*glob).to_owned()).collect(),
-        roots: Roots::default(),
+        roots,
     };
-    Tracer::load(options).unwrap_or_else(|error| panic!("{error}"))
+    let tracer = Tracer::load(options).unwrap_or_else(|error| panic!("{error}"));
+    tracer.arm();
+    tracer
 }
 
 /// CPUs the programs may run on.
@@ -78,6 +83,14 @@ fn main() -> ExitCode {
         kernel_test(
             "the_disk_line_agrees_with_the_kernel",
             disk_line::agrees_with_the_kernel,
+        ),
+        Trial::ignorable_test(
+            "uevents_of_a_burst_arrive_as_one_change",
+            uevents::a_burst_is_one_change,
+        ),
+        Trial::ignorable_test(
+            "lost_uevents_mean_that_everything_changed",
+            uevents::an_overflow_means_everything_changed,
         ),
     ];
     libtest_mimic::run(&arguments, trials).exit_code()

@@ -28,7 +28,11 @@ use vmdtrace_common::{
     model::{self, Event, Model, any_stream},
 };
 
-use crate::{cpus, fixture::Actions, tracer};
+use crate::{
+    cpus,
+    fixture::{Actions, CPUS},
+    tracer,
+};
 
 /// Globs of the model's watched lines.
 const WATCHED: &[&str] = &["virtio*"];
@@ -39,7 +43,7 @@ fn pin(cpu: usize) -> bool {
     set.set(cpu).is_ok() && sched_setaffinity(Pid::from_raw(0), &set).is_ok()
 }
 
-fn feed(tracer: &Tracer, actions: &mut Actions, event: &Event) {
+fn feed(tracer: &Tracer, actions: &mut Actions, cpu: usize, sum: u64, event: &Event) {
     let mut args = [0; 12];
     let program = match *event {
         Event::Enter { irq, action } => {
@@ -57,7 +61,8 @@ fn feed(tracer: &Tracer, actions: &mut Actions, event: &Event) {
         Event::Completion => "nvme_sq",
         Event::NewGeneration => return tracer.raise_generation(),
         Event::Rename { action, name } => return actions.rename(action, name),
-        Event::Counted => return,
+        // The model was fed first.
+        Event::Counted => return actions.count(cpu, sum),
     };
     tracer
         .test_run(program, args)
@@ -86,7 +91,7 @@ fn lines(counters: &Counters) -> BTreeMap<(u32, String), model::Line> {
                 depth0_runs: line.depth0_runs,
                 nested_runs: line.nested_runs,
                 unhandled_runs: line.unhandled_runs,
-                repeated_runs: line.repeated_runs.unwrap_or(0),
+                repeated_runs: line.repeated_runs.expect("the made-up counts can be read"),
                 completions: line.completions,
                 child_runs: line.child_runs,
                 child_unhandled_runs: line.child_unhandled_runs,
@@ -134,31 +139,47 @@ pub(crate) fn loaded_programs_equal_the_model() -> Result<Completion, Failed> {
         Err(reason) => return Ok(Completion::ignored_with(reason)),
     };
     let mut runner = TestRunner::new(Config {
-        cases: 48,
+        cases: 160,
         failure_persistence: None,
         ..Config::default()
     });
-    let cpu_count = cpus().min(2) as usize;
-    let runs = Cell::new(0u64);
+    let cpu_count = (cpus() as usize).min(CPUS);
+    if !(0..cpu_count).all(pin) {
+        return Ok(Completion::ignored_with("may not run on CPU 0 or 1"));
+    }
+    let (runs, repeated) = (Cell::new(0u64), Cell::new(0u64));
     let strategy = (any_stream(cpu_count, 60), 1..12u32);
     runner
         .run(&strategy, |(stream, slots)| {
-            let tracer = tracer(slots, WATCHED);
             let mut actions = actions.borrow_mut();
-            let mut model = Model::new(cpu_count, slots as usize, false);
+            for cpu in 0..cpu_count {
+                actions.count(cpu, 0);
+            }
+            let tracer = tracer(slots, WATCHED, actions.roots());
+            let mut model = Model::new(cpu_count, slots as usize, true);
             for (cpu, event) in &stream {
                 prop_assert!(pin(*cpu), "may not run on CPU {}", cpu);
                 model.feed(*cpu, event);
-                feed(&tracer, &mut actions, event);
+                let sum = model.irqs_sum(*cpu).unwrap_or_default();
+                feed(&tracer, &mut actions, *cpu, sum, event);
             }
+            repeated.set(
+                repeated.get()
+                    + model
+                        .lines
+                        .values()
+                        .map(|line| line.repeated_runs)
+                        .sum::<u64>(),
+            );
             runs.set(runs.get() + model.cpus.iter().map(|cpu| cpu.depth0_runs).sum::<u64>());
             assert_equal(&tracer.counters(), &model)
         })
         .map_err(|error| error.to_string())?;
-    if runs.get() < 500 {
+    if runs.get() < 500 || repeated.get() < 20 {
         return Err(format!(
-            "only {} depth-0 runs in all streams: they test nothing",
-            runs.get()
+            "only {} depth-0 runs and {} repeated ones in all streams: they test nothing",
+            runs.get(),
+            repeated.get()
         )
         .into());
     }
@@ -166,7 +187,7 @@ pub(crate) fn loaded_programs_equal_the_model() -> Result<Completion, Failed> {
 }
 
 pub(crate) fn two_cpus_learn_at_once() -> Result<Completion, Failed> {
-    if cpus() < 2 || !pin(1) {
+    if cpus() < 2 || !pin(0) || !pin(1) {
         return Ok(Completion::ignored_with("needs two CPUs"));
     }
     let mut actions = match Actions::new() {
@@ -177,7 +198,7 @@ pub(crate) fn two_cpus_learn_at_once() -> Result<Completion, Failed> {
     actions.rename(1, Some("nvme1q1"));
     const LINES: u32 = 400;
     const ROUNDS: u64 = 5;
-    let tracer = tracer(2 * LINES, &[]);
+    let tracer = tracer(2 * LINES, &[], Roots::default());
     let barrier = Barrier::new(2);
     thread::scope(|scope| {
         for cpu in 0..2u32 {
@@ -239,13 +260,22 @@ pub(crate) fn level_counters_reads_no_clock() -> Result<Completion, Failed> {
             roots: Roots::default(),
         };
         let tracer = Tracer::load(options).map_err(|error| error.to_string())?;
+        tracer.arm();
         if !pin(0) {
             return Ok(Completion::ignored_with("may not run on CPU 0"));
         }
-        feed(&tracer, &mut actions, &Event::Enter { irq: 3, action: 0 });
         feed(
             &tracer,
             &mut actions,
+            0,
+            0,
+            &Event::Enter { irq: 3, action: 0 },
+        );
+        feed(
+            &tracer,
+            &mut actions,
+            0,
+            0,
             &Event::Exit {
                 irq: 3,
                 action: 0,
