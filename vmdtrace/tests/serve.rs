@@ -20,7 +20,9 @@ use vmdtrace::cli::{Cli, Command};
 use vmdtrace::commands::serve;
 use vmdtrace::host::topology::Topology;
 use vmdtrace::snapshot::source::{Level, SnapshotError, SnapshotSource};
-use vmdtrace::snapshot::{Counters, Host, Snapshot};
+use vmdtrace::snapshot::{
+    Counters, Host, LineCounts, LineKind, Probe, ProbeState, Snapshot, probes,
+};
 
 /// Only a failure waits for this long.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -37,8 +39,13 @@ impl SnapshotSource for FakeSource {
             taken_ns: 0,
             host: Host::default(),
             topology: Topology::default(),
-            counters: Counters::default(),
-            probes: Vec::new(),
+            counters: Counters {
+                lines: vec![vector()],
+                cpus: Vec::new(),
+            },
+            probes: [probes::IRQ_HANDLER_ENTRY, probes::IRQ_HANDLER_EXIT]
+                .map(attached)
+                .into(),
         })
     }
 
@@ -51,6 +58,40 @@ impl SnapshotSource for FakeSource {
     }
 }
 
+fn attached(name: &str) -> Probe {
+    Probe {
+        name: name.to_owned(),
+        state: ProbeState::Attached,
+        mechanism: "raw_tracepoint".to_owned(),
+        reason: None,
+        missed_runs: None,
+        runs: None,
+    }
+}
+
+/// A controller's vector that ran 7 times.
+fn vector() -> LineCounts {
+    LineCounts {
+        irq: 41,
+        action: "vmd0".to_owned(),
+        kind: LineKind::VmdVector,
+        controller: None,
+        disk: None,
+        path: None,
+        parent_irq: None,
+        depth0_runs: 7,
+        nested_runs: 0,
+        unhandled_runs: 0,
+        repeated_runs: None,
+        inclusive_ns: 0,
+        self_ns: 0,
+        completions: 0,
+        child_runs: 0,
+        child_unhandled_runs: 0,
+        child_completions: 0,
+    }
+}
+
 #[test]
 fn serves_until_sigterm_and_sleeps_between_scrapes() {
     let (first, second) = (free_port(), free_port());
@@ -60,6 +101,7 @@ fn serves_until_sigterm_and_sleeps_between_scrapes() {
         &format!("--web.listen-address=127.0.0.1:{first}"),
         &format!("--web.listen-address=localhost:{second}"),
         "--also-lines=virtio*",
+        "--metrics.lines",
         "--level=counters",
         "--log.level=warn",
     ];
@@ -86,12 +128,12 @@ fn serves_until_sigterm_and_sleeps_between_scrapes() {
         std::thread::sleep(Duration::from_millis(10));
     }
     assert!(answer.unwrap().ends_with("ok\n"));
-    assert!(
-        get(second, "/metrics")
-            .unwrap()
-            .contains("vmdtrace_build_info{")
-    );
-    assert!(get(first, "/readyz").unwrap().contains("503"));
+    let metrics = get(second, "/metrics").unwrap();
+    assert!(metrics.contains("vmdtrace_build_info{"), "{metrics}");
+    let line = "vmdtrace_line_hardware_interrupts_total\
+                {controller=\"\",disk=\"\",irq=\"41\",action=\"vmd0\"} 7\n";
+    assert!(metrics.contains(line), "{metrics}");
+    assert!(get(first, "/readyz").unwrap().contains("200 OK"));
     // What changed before the daemon listened for changes was not missed.
     assert!(source.attach_pending.load(Ordering::SeqCst) > 0);
     assert!(source.topology_changed.load(Ordering::SeqCst) > 0);

@@ -137,7 +137,13 @@ impl Server {
             .collect();
         let source = Arc::new(source);
         let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(serve(listeners, Arc::clone(&source) as _, Detail::default(), limits, stopped));
+        let task = tokio::spawn(serve(
+            listeners,
+            Arc::clone(&source) as _,
+            Detail::default(),
+            limits,
+            stopped,
+        ));
         Self {
             addresses,
             source,

@@ -8,11 +8,14 @@ use std::process::{Command, Stdio};
 use serde::Deserialize;
 
 use crate::error::{Error, IoContext, Result};
+use crate::revision::revision;
 use crate::toolchain::EbpfToolchain;
 use crate::{Setup, host, process};
 
 /// Tells vmdtrace's build script which eBPF object to embed.
 pub const EBPF_OBJECT_VARIABLE: &str = "VMDTRACE_EBPF_OBJECT";
+/// Tells vmdtrace which commit it is built from, for its metric of the build.
+const REVISION_VARIABLE: &str = "VMDTRACE_REVISION";
 /// Tells vmdtrace's kernel tests where the object of their fixture is.
 pub const EBPF_FIXTURE_VARIABLE: &str = "VMDTRACE_EBPF_FIXTURE";
 
@@ -49,6 +52,10 @@ pub(crate) fn build(setup: &Setup, profile: Profile) -> Result<Built> {
     let ebpf_object = ebpf_object(setup)?;
     let vmdtrace = static_with(setup, "vmdtrace", "vmdtrace", profile, |command| {
         command.env(EBPF_OBJECT_VARIABLE, &ebpf_object);
+        // Sources without Git may still be given a revision by their packager.
+        if let Some(revision) = revision(setup.workspace()) {
+            command.env(REVISION_VARIABLE, revision);
+        }
     })?;
     Ok(Built {
         vmdtrace,

@@ -16,6 +16,7 @@ mod process;
 mod progress;
 mod prometheus;
 mod qemu;
+mod revision;
 mod toolchain;
 mod unpacked;
 
