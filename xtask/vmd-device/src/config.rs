@@ -103,7 +103,7 @@ pub struct Args {
     /// UNIX socket to which QEMU's vfio-user-pci device connects.
     #[arg(long)]
     pub socket: PathBuf,
-    /// UNIX socket for counters and events, see [`crate::control`].
+    /// UNIX socket on which counters are read and events requested: one JSON request a line.
     #[arg(long)]
     pub control: PathBuf,
     #[command(flatten)]
@@ -190,6 +190,15 @@ mod tests {
         assert_eq!(args.config.id, DeviceId::Remap201d);
         let line = std::iter::once(OsString::from("device")).chain(args.command_line());
         assert_eq!(Program::try_parse_from(line).unwrap().args, args);
+    }
+
+    #[test]
+    fn the_help_is_written_for_the_command_line() {
+        use clap::CommandFactory as _;
+        let help = Program::command().render_long_help().to_string();
+        for markup in ["`", "[crate", "::"] {
+            assert!(!help.contains(markup), "{markup} in:\n{help}");
+        }
     }
 
     #[test]

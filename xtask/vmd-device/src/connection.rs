@@ -6,8 +6,10 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -42,6 +44,8 @@ pub(crate) enum ConnectionError {
     Interrupted,
     #[error("the client sends requests but does not read what it is sent")]
     Backlog,
+    #[error("a message could not be sent whole, so that later ones would not be understood")]
+    CutShort,
     #[error("the socket failed: {0}")]
     Socket(#[from] Errno),
 }
@@ -52,6 +56,8 @@ pub(crate) struct Connection {
     stream: UnixStream,
     writer: Mutex<()>,
     inbound: Mutex<Inbound>,
+    /// A message to the client was lost or cut; nothing after it makes sense.
+    cut_short: AtomicBool,
 }
 
 /// What was received but not yet handled.
@@ -82,6 +88,7 @@ impl Connection {
             stream,
             writer: Mutex::new(()),
             inbound: Mutex::default(),
+            cut_short: AtomicBool::new(false),
         }
     }
 
@@ -89,19 +96,46 @@ impl Connection {
     pub(crate) fn receive(&self) -> Result<Option<Incoming>, ConnectionError> {
         let mut inbound = lock(&self.inbound);
         loop {
+            if self.cut_short.load(Ordering::Acquire) {
+                return Err(ConnectionError::CutShort);
+            }
             if let Some(message) = inbound.complete.pop_front() {
                 inbound.complete_bytes -= message.body.len();
                 return Ok(Some(message));
             }
-            if inbound.pump(&self.stream, RecvFlags::empty())? == Progress::Closed {
-                return Ok(None);
+            match inbound.pump(&self.stream, RecvFlags::empty()) {
+                // Our own shutdown, or the client's.
+                Ok(Progress::Closed) | Err(ConnectionError::Interrupted)
+                    if self.cut_short.load(Ordering::Acquire) => {}
+                Ok(Progress::Closed) => return Ok(None),
+                Ok(_) => {}
+                Err(error) => return Err(error),
             }
         }
     }
 
-    /// Sends a whole message.
+    /// Sends a whole message. If that fails the connection is over: the client
+    /// would take the next message for the rest of this one, or wait for ever
+    /// for one that was lost.
     pub(crate) fn send_all(&self, message: &[u8]) -> Result<(), ConnectionError> {
         let _writer = lock(&self.writer);
+        if self.cut_short.load(Ordering::Acquire) {
+            return Err(ConnectionError::CutShort);
+        }
+        let sent = self.send_locked(message);
+        match &sent {
+            // A client that has gone is no error here: the next read says so.
+            Ok(()) | Err(ConnectionError::Socket(Errno::PIPE | Errno::CONNRESET)) => {}
+            Err(_) => {
+                self.cut_short.store(true, Ordering::Release);
+                // Fails only if it is down already.
+                let _ = self.stream.shutdown(Shutdown::Both);
+            }
+        }
+        sent
+    }
+
+    fn send_locked(&self, message: &[u8]) -> Result<(), ConnectionError> {
         let mut rest = message;
         while !rest.is_empty() {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -307,6 +341,53 @@ mod tests {
             connection.receive(),
             Err(ConnectionError::Interrupted)
         ));
+    }
+
+    /// A client that floods the server and reads nothing: what the server could
+    /// not send whole must not be followed by anything.
+    #[test]
+    fn a_message_cut_short_is_the_last_one() {
+        let (client, server) = UnixStream::pair().unwrap();
+        let connection = Connection::new(server);
+        let mut writer = client.try_clone().unwrap();
+        let flood = std::thread::spawn(move || {
+            let bytes = request(1, &[0; 60_000]);
+            while writer.write_all(&bytes).is_ok() {}
+        });
+        let message = [9; 1 << 20];
+        let error = loop {
+            match connection.send_all(&message) {
+                Ok(()) => {}
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, ConnectionError::Backlog), "{error}");
+        flood.join().unwrap();
+        assert!(matches!(
+            connection.send_all(&[1]),
+            Err(ConnectionError::CutShort)
+        ));
+        assert!(matches!(
+            connection.receive(),
+            Err(ConnectionError::CutShort)
+        ));
+        let mut received = Vec::new();
+        let mut reader = client;
+        reader.read_to_end(&mut received).unwrap();
+        assert!(received.len() % message.len() != 0, "nothing was cut");
+        assert!(received.iter().all(|byte| *byte == 9));
+    }
+
+    #[test]
+    fn a_client_that_has_gone_is_no_error() {
+        let (client, server) = UnixStream::pair().unwrap();
+        let connection = Connection::new(server);
+        drop(client);
+        assert!(matches!(
+            connection.send_all(&[0; 16]),
+            Err(ConnectionError::Socket(Errno::PIPE))
+        ));
+        assert!(connection.receive().unwrap().is_none());
     }
 
     /// Both sides send more than the socket holds before either reads: this

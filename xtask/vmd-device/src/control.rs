@@ -228,7 +228,7 @@ mod tests {
             for _ in 0..2 {
                 let counters = client.counters().unwrap();
                 assert_eq!(counters.disks[1].serial, "VMDLABA0001");
-                assert_eq!(counters.vector_msis, [0; 8]);
+                assert_eq!(counters.vmd_vector_msis, [0; 8]);
             }
         }
     }

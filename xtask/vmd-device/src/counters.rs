@@ -39,7 +39,7 @@ pub struct DiskCounters {
     /// admin queue.
     pub queues: Vec<QueueCounters>,
     /// MSIs sent, by the disk's own MSI-X vector, up to the highest one used.
-    pub vector_msis: Vec<u64>,
+    pub child_vector_msis: Vec<u64>,
 }
 
 impl DiskCounters {
@@ -49,7 +49,7 @@ impl DiskCounters {
     }
 
     pub(crate) fn count_msi(&mut self, vector: u16) {
-        *element(&mut self.vector_msis, usize::from(vector)) += 1;
+        *element(&mut self.child_vector_msis, usize::from(vector)) += 1;
     }
 
     /// Completions posted on I/O queues.
@@ -79,7 +79,7 @@ impl DiskCounters {
     /// MSIs sent by this disk.
     #[must_use]
     pub fn msis(&self) -> u64 {
-        self.vector_msis.iter().sum()
+        self.child_vector_msis.iter().sum()
     }
 }
 
@@ -92,11 +92,12 @@ pub struct Counters {
     pub disks: Vec<DiskCounters>,
     /// MSIs raised by the VMD itself on behalf of its children, by its own
     /// vector (remapping).
-    pub vector_msis: Vec<u64>,
+    pub vmd_vector_msis: Vec<u64>,
     /// MSIs of children passed on unchanged (bypass).
     pub bypass_msis: u64,
-    /// MSIs of children that could not be delivered: the VMD's vector does not
-    /// exist or has no listener, or the address is not the interrupt controller's.
+    /// MSIs of children that could not be delivered and are in neither of the
+    /// two above: the VMD's vector does not exist or nobody listens to it (any
+    /// more), the address is not the interrupt controller's, or the client has gone.
     pub undelivered_msis: u64,
     /// Requests of the client or the guest that were refused as malformed.
     pub rejected: u64,

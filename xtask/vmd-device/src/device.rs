@@ -277,7 +277,10 @@ impl Device {
             Ok(())
         } else if flags & irq_set::DATA_NONE != 0 {
             for vector in vectors {
-                self.interrupts.trigger(vector);
+                if let Err(error) = self.interrupts.trigger(vector) {
+                    self.diagnostics
+                        .info(format_args!("VMD vector {vector}: {error}"));
+                }
             }
             Ok(())
         } else {
@@ -309,7 +312,7 @@ impl Device {
         Counters {
             mode: self.endpoint.mode(),
             disks: self.endpoint.disk_counters(),
-            vector_msis: self.interrupts.vector_msis.clone(),
+            vmd_vector_msis: self.interrupts.vmd_vector_msis.clone(),
             bypass_msis: self.interrupts.bypass_msis,
             undelivered_msis: self.interrupts.undelivered_msis,
             rejected: self.diagnostics.rejected(),

@@ -382,6 +382,53 @@ fn too_many_events_or_event_requests_are_refused() {
 }
 
 #[test]
+fn write_zeroes_covers_no_more_than_is_announced() {
+    let mut guest = Guest::ready(true);
+    assert_eq!(guest.admin(0x06, DATA, 6, 0), 0);
+    let mut limits = [0; 2];
+    guest.device.memory.read(DATA, &mut limits).unwrap();
+    let announced = PAGE << limits[1];
+    assert_eq!(announced, 128 << 10);
+    guest.device.memory.write(DATA, &[7; 512]).unwrap();
+    let blocks = (announced / 512) as u16;
+    guest.put_io(1, 0, 1, DATA);
+    guest.put_io(1, u64::from(blocks), 1, DATA);
+    guest.put_io(8, 0, blocks + 1, 0);
+    guest.put_io(2, 0, 1, DATA + PAGE);
+    guest.put_io(8, 0, blocks, 0);
+    guest.put_io(2, 0, 1, DATA + 2 * PAGE);
+    guest.put_io(2, u64::from(blocks), 1, DATA + 3 * PAGE);
+    guest.ring_io();
+    let statuses: Vec<u16> = (0..7).map(|slot| guest.status(IO_CQ, slot)).collect();
+    assert_eq!(statuses, [0, 0, 0x4002, 0, 0, 0, 0]);
+    let mut first_bytes = [0; 3];
+    for (byte, page) in first_bytes.iter_mut().zip(1..) {
+        let address = DATA + page * PAGE;
+        guest
+            .device
+            .memory
+            .read(address, std::slice::from_mut(byte))
+            .unwrap();
+    }
+    // Not zeroed by the refused command, zeroed by the other, and not beyond it.
+    assert_eq!(first_bytes, [7, 0, 7]);
+    // The limits of another command set are not known.
+    assert_eq!(guest.admin(0x06, DATA, 6, 2 << 24), 0x4002);
+}
+
+#[test]
+fn a_guest_that_toggles_the_mode_does_not_fill_the_log() {
+    let mut guest = Guest::new();
+    for mode in [2_u16, 0].repeat(500) {
+        guest.write(CONFIG, 0x44, &mode.to_le_bytes());
+    }
+    // Were this to last for seconds, a few more lines would be allowed.
+    let lines = 1000 - guest.device.diagnostics.suppressed();
+    assert!(lines >= u64::from(crate::diagnostics::LINES_PER_SECOND));
+    assert!(lines <= 500, "{lines} lines");
+}
+
+#[test]
 fn commands_out_of_bounds_get_a_status() {
     let mut guest = Guest::ready(true);
     guest.put_io(2, 2047, 1, DATA);
@@ -479,7 +526,7 @@ fn remapping_counts_by_vector_of_the_vmd() {
     guest.admin(0x06, DATA, 1, 0);
     let counters = guest.device.counters();
     assert_eq!(counters.mode, Mode::Remap);
-    assert_eq!(counters.vector_msis, [0, 1, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(counters.vmd_vector_msis, [0, 1, 0, 0, 0, 0, 0, 0]);
     assert_eq!((counters.msis(), guest.messages()), (1, 0));
 }
 

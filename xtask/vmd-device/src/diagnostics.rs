@@ -1,10 +1,10 @@
-//! Lines on stderr: lifecycle, and rejected input at a bounded rate.
+//! Lines on stderr, at a bounded rate: lifecycle, and rejected input.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Lines about rejected input per second; the rest is only counted.
-const LINES_PER_SECOND: u32 = 10;
+/// Lines per second; the rest is only counted.
+pub(crate) const LINES_PER_SECOND: u32 = 10;
 
 /// Counts rejected input and says what it was.
 #[derive(Debug)]
@@ -35,11 +35,12 @@ impl Diagnostics {
     /// Counts one rejected request and logs it unless there were many lately.
     pub(crate) fn reject(&mut self, what: fmt::Arguments<'_>) {
         self.rejected += 1;
-        self.warn(what);
+        self.info(what);
     }
 
-    /// Logs something odd that is nobody's malformed request.
-    pub(crate) fn warn(&mut self, what: fmt::Arguments<'_>) {
+    /// Logs what is nobody's malformed request, unless there were many lines lately:
+    /// guest and client decide how often it happens.
+    pub(crate) fn info(&mut self, what: fmt::Arguments<'_>) {
         if self.window.elapsed() >= Duration::from_secs(1) {
             if self.suppressed > 0 {
                 eprintln!("vmd-device: {} more such lines suppressed", self.suppressed);
@@ -56,9 +57,10 @@ impl Diagnostics {
         }
     }
 
-    /// Logs a lifecycle event.
-    pub(crate) fn info(&self, what: fmt::Arguments<'_>) {
-        eprintln!("vmd-device: {what}");
+    /// Lines left out and not yet mentioned.
+    #[cfg(test)]
+    pub(crate) fn suppressed(&self) -> u64 {
+        self.suppressed
     }
 
     /// Logs a detail that is only wanted with `--verbose`.

@@ -24,7 +24,7 @@ pub(crate) struct Interrupts {
     listeners: Vec<Option<File>>,
     sink: Arc<dyn Sink>,
     next_id: u16,
-    pub(crate) vector_msis: Vec<u64>,
+    pub(crate) vmd_vector_msis: Vec<u64>,
     pub(crate) bypass_msis: u64,
     pub(crate) undelivered_msis: u64,
 }
@@ -35,7 +35,7 @@ impl Interrupts {
             listeners: (0..vectors).map(|_| None).collect(),
             sink,
             next_id: 0,
-            vector_msis: vec![0; usize::from(vectors)],
+            vmd_vector_msis: vec![0; usize::from(vectors)],
             bypass_msis: 0,
             undelivered_msis: 0,
         }
@@ -57,13 +57,12 @@ impl Interrupts {
     }
 
     /// Signals `vector` without counting it as a child's interrupt.
-    pub(crate) fn trigger(&self, vector: usize) -> bool {
+    pub(crate) fn trigger(&self, vector: usize) -> io::Result<()> {
         let Some(Some(file)) = self.listeners.get(vector) else {
-            return false;
+            return Err(io::Error::other("nobody listens"));
         };
-        // Adding 1 fails only if the listener has not looked for 2^64 events.
         let mut file = file;
-        file.write_all(&1_u64.to_ne_bytes()).is_ok()
+        file.write_all(&1_u64.to_ne_bytes())
     }
 
     /// Delivers messages in order, as the present mode asks.
@@ -80,22 +79,21 @@ impl Interrupts {
     /// address has the destination CPU (`vmd_compose_msi_msg`).
     fn remap(&mut self, message: &Message, log: &mut Diagnostics) {
         let vector = (message.address >> 12 & 0xff) as usize;
-        match self.vector_msis.get_mut(vector) {
-            Some(count) if message.address >> 20 == APIC => {
-                if matches!(self.listeners.get(vector), Some(Some(_))) {
-                    *count += 1;
-                    self.trigger(vector);
-                } else {
-                    self.undelivered_msis += 1;
-                    log.warn(format_args!("nobody listens to VMD vector {vector}"));
-                }
-            }
-            _ => {
+        if message.address >> 20 != APIC || vector >= self.listeners.len() {
+            self.undelivered_msis += 1;
+            let address = message.address;
+            log.reject(format_args!(
+                "MSI to {address:#x} names no vector of the VMD"
+            ));
+            return;
+        }
+        match (self.trigger(vector), self.vmd_vector_msis.get_mut(vector)) {
+            (Ok(()), Some(count)) => *count += 1,
+            (result, _) => {
                 self.undelivered_msis += 1;
-                let address = message.address;
-                log.reject(format_args!(
-                    "MSI to {address:#x} names no vector of the VMD"
-                ));
+                if let Err(error) = result {
+                    log.info(format_args!("VMD vector {vector}: {error}"));
+                }
             }
         }
     }
@@ -115,7 +113,7 @@ impl Interrupts {
             Ok(()) => self.bypass_msis += 1,
             Err(error) => {
                 self.undelivered_msis += 1;
-                log.warn(format_args!("cannot send an MSI to the client: {error}"));
+                log.info(format_args!("cannot send an MSI to the client: {error}"));
             }
         }
     }
@@ -161,12 +159,24 @@ pub(crate) mod tests {
             message(0x2000),
         ];
         interrupts.deliver(Mode::Remap, &list, &mut log);
-        assert_eq!(interrupts.vector_msis, [0, 0, 1, 0]);
+        assert_eq!(interrupts.vmd_vector_msis, [0, 0, 1, 0]);
         assert_eq!((interrupts.undelivered_msis, log.rejected()), (3, 2));
         let mut signal = [0; 8];
         listener.read_exact(&mut signal).unwrap();
         assert_eq!(u64::from_ne_bytes(signal), 1);
         assert!(recorder.0.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_vector_whose_listener_has_gone_is_not_counted_as_signalled() {
+        let (listener, ours) = UnixStream::pair().unwrap();
+        drop(listener);
+        let mut interrupts = Interrupts::new(4, Arc::new(Recorder::default()));
+        let mut log = Diagnostics::new(false);
+        interrupts.listen(2, Some(File::from(std::os::fd::OwnedFd::from(ours))));
+        interrupts.deliver(Mode::Remap, &[message(0xfee0_2000)], &mut log);
+        assert_eq!(interrupts.vmd_vector_msis, [0; 4]);
+        assert_eq!((interrupts.undelivered_msis, log.rejected()), (1, 0));
     }
 
     #[test]

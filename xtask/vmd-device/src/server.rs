@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 
 use crate::config::Args;
 use crate::connection::{Connection, lock};
@@ -14,7 +17,8 @@ use crate::protocol;
 /// Serves one client until it goes away.
 ///
 /// Both sockets are created before anything is said on stderr; the control
-/// socket answers once the client has connected. They are removed at the end.
+/// socket answers once the client has connected. They are removed at the end,
+/// and when SIGTERM or SIGINT ends the process, which they do at any time.
 /// Fails if a socket cannot be created, or if the client breaks the protocol so
 /// badly that the messages can no longer be told apart.
 pub fn run(args: Args) -> anyhow::Result<()> {
@@ -26,6 +30,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     } = args;
     let (control_listener, _control_file) = listen(&control)?;
     let (listener, _socket_file) = listen(&socket)?;
+    remove_at_signals(vec![control.clone(), socket.clone()])
+        .context("cannot handle SIGTERM and SIGINT")?;
     eprintln!(
         "vmd-device: {} disks behind VMD 8086:{} with {} vectors, waiting on {}",
         config.disks,
@@ -79,6 +85,24 @@ fn serve(connection: &Connection, device: &Mutex<Device>) -> anyhow::Result<()> 
         }
     }
     Ok(())
+}
+
+/// Lets SIGTERM and SIGINT end the process as they do by default, but without
+/// leaving `files`.
+fn remove_at_signals(files: Vec<PathBuf>) -> std::io::Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    let end = move || {
+        if let Some(signal) = signals.forever().next() {
+            drop(files.into_iter().map(SocketFile).collect::<Vec<_>>());
+            if let Err(error) = emulate_default_handler(signal) {
+                eprintln!("vmd-device: cannot end: {error}");
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(end)
+        .map(drop)
 }
 
 /// Removes a socket's file when the server ends.

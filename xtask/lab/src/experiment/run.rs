@@ -413,7 +413,7 @@ pub(super) mod tests {
                     ..QueueCounters::default()
                 },
             ],
-            vector_msis: vec![20, reads],
+            child_vector_msis: vec![20, reads],
         };
         Readings {
             daemon: Scrape::parse(&text).unwrap(),

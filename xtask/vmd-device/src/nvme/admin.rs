@@ -233,6 +233,7 @@ impl AdminContext<'_> {
 
     fn identify(&mut self, command: &Command) -> Outcome {
         const BROADCAST: u32 = 0xffff_fffe;
+        const NVM_COMMAND_SET: u32 = 0;
         let namespace = command.namespace();
         let data = match command.dword(10) & 0xff {
             0 | 3 if namespace != 1 => return Err(Status::INVALID_NAMESPACE),
@@ -241,6 +242,7 @@ impl AdminContext<'_> {
             1 => identify::controller(self.identity),
             2 => identify::active_namespaces(namespace),
             3 => identify::namespace_descriptors(self.identity),
+            6 if command.dword(11) >> 24 == NVM_COMMAND_SET => identify::command_set_limits(),
             _ => return Err(Status::INVALID_FIELD),
         };
         prp::write(command, &data, self.memory)?;

@@ -31,8 +31,8 @@ pub(crate) fn controller(identity: &Identity) -> Vec<u8> {
     put(&mut data, 4, &clipped(&identity.serial, 20));
     put(&mut data, 24, b"VMD Lab NVMe");
     put(&mut data, 64, b"1.0");
-    // Maximum transfer as a power of two of pages; controller id; version.
-    data[77] = (MAX_TRANSFER / PAGE as usize).ilog2() as u8;
+    // Maximum transfer; controller id; version.
+    data[77] = transfer_exponent();
     put(&mut data, 78, &identity.index.to_le_bytes());
     put(&mut data, 80, &VERSION.to_le_bytes());
     // Optional event: namespace changes. None happens, but without an optional
@@ -54,6 +54,20 @@ pub(crate) fn controller(identity: &Identity) -> Vec<u8> {
     put(&mut data, 520, &0x0008_u16.to_le_bytes());
     put(&mut data, 768, &clipped(&identity.nqn, 255));
     data
+}
+
+/// The limits of the NVM command set: write zeroes covers as much as a transfer
+/// may move (NVM Command Set Specification 1.0, figure 118; Linux takes it in
+/// `nvme_init_non_mdts_limits`). One command must not keep the device busy for long.
+pub(crate) fn command_set_limits() -> Vec<u8> {
+    let mut data = vec![0; LEN];
+    data[1] = transfer_exponent();
+    data
+}
+
+/// `MAX_TRANSFER` as a power of two of pages.
+fn transfer_exponent() -> u8 {
+    (MAX_TRANSFER / PAGE as usize).ilog2() as u8
 }
 
 /// The one namespace, `blocks` blocks of 512 bytes.

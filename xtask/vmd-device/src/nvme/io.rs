@@ -39,7 +39,8 @@ pub(crate) fn execute(command: &Command, store: &Store, memory: &GuestMemory) ->
         READ | WRITE | WRITE_ZEROES => {
             let first = u64::from(command.dword(10)) | u64::from(command.dword(11)) << 32;
             let blocks = u64::from(command.low(12)) + 1;
-            if opcode != WRITE_ZEROES && blocks * BLOCK > prp::MAX_TRANSFER as u64 {
+            // For write zeroes the limit is the one announced as WZSL.
+            if blocks * BLOCK > prp::MAX_TRANSFER as u64 {
                 return Err(Status::INVALID_FIELD);
             }
             let extent = store.extent(first, blocks)?;
