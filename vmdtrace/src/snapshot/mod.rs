@@ -43,7 +43,7 @@ pub struct LineCounts {
     pub parent_irq: Option<u32>,
     /// Handler runs that no watched handler was running around.
     pub depth0_runs: u64,
-    /// Handler runs inside a VMD vector's handler.
+    /// Handler runs inside another watched handler, such as a VMD vector's.
     pub nested_runs: u64,
     /// Of all runs, those the handler answered with `IRQ_NONE`.
     pub unhandled_runs: u64,

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use libtest_mimic::Trial;
 use nix::sys::signal::{Signal, kill};
@@ -39,25 +39,22 @@ pub(crate) fn of(temporary: &Path) -> Vec<String> {
     left
 }
 
-/// Interrupts the demo as soon as it says that it does `at`.
-fn interrupted(at: &str, signal: Signal) {
-    let folder = tempfile::tempdir().unwrap();
-    let mut demo = Command::new(XTASK)
-        .args([
-            "demo",
-            "--once",
-            "--disks",
-            "2",
-            "--cpus",
-            "2",
-            "--vectors",
-            "3",
-        ])
-        .env("TMPDIR", folder.path())
+/// A small demo with a temporary folder of its own.
+fn small_demo(temporary: &Path) -> Child {
+    let arguments = "demo --once --disks 2 --cpus 2 --vectors 3";
+    Command::new(XTASK)
+        .args(arguments.split(' '))
+        .env("TMPDIR", temporary)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .unwrap();
+        .unwrap()
+}
+
+/// Interrupts the demo as soon as it says that it does `at`.
+fn interrupted(at: &str, signal: Signal) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut demo = small_demo(folder.path());
     let mut said = Vec::new();
     for line in BufReader::new(demo.stderr.take().unwrap()).lines() {
         let line = line.unwrap();
@@ -93,22 +90,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         lab_test("leftovers::none_after_kill_but_files", || {
             // A killed command cannot remove its files; its children end all the same.
             let folder = tempfile::tempdir().unwrap();
-            let mut demo = Command::new(XTASK)
-                .args([
-                    "demo",
-                    "--once",
-                    "--disks",
-                    "2",
-                    "--cpus",
-                    "2",
-                    "--vectors",
-                    "3",
-                ])
-                .env("TMPDIR", folder.path())
-                .stdout(Stdio::null())
-                .stderr(Stdio::piped())
-                .spawn()
-                .unwrap();
+            let mut demo = small_demo(folder.path());
             let mut lines = BufReader::new(demo.stderr.take().unwrap()).lines();
             assert!(lines.any(|line| line.unwrap().contains("booting")));
             demo.kill().unwrap();

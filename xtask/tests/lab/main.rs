@@ -19,6 +19,7 @@ mod server;
 mod shared;
 
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use xtask_lab::Artifacts;
@@ -44,11 +45,14 @@ fn lab_test(
 }
 
 /// Everything a guest is made of, the daemon included.
-fn artifacts() -> Artifacts {
-    let setup = Setup::new().unwrap();
-    let built = setup.build(Profile::Release).unwrap();
-    let vmdtrace = Some(built.vmdtrace);
-    Artifacts::prepare(&setup, DEFAULT_KERNEL, vmdtrace, XTASK.into()).unwrap()
+fn artifacts() -> &'static Artifacts {
+    static ARTIFACTS: LazyLock<Artifacts> = LazyLock::new(|| {
+        let setup = Setup::new().unwrap();
+        let built = setup.build(Profile::Release).unwrap();
+        let vmdtrace = Some(built.vmdtrace);
+        Artifacts::prepare(&setup, DEFAULT_KERNEL, vmdtrace, XTASK.into()).unwrap()
+    });
+    &ARTIFACTS
 }
 
 /// Fails unless Debian's own linter has nothing to say of the text.

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use crate::{artifacts, check_with_promtool, lab_test};
 
 fn serves_clean_metrics() {
-    let mut daemon = Command::new(artifacts().vmdtrace.unwrap())
+    let mut daemon = Command::new(artifacts().vmdtrace.as_ref().unwrap())
         .args([
             "serve",
             "--web.listen-address",

@@ -35,7 +35,7 @@ pub(super) fn a_failed_boot_shows_the_console() {
         ],
         ..GuestConfig::default()
     };
-    let error = Guest::boot(&artifacts(), &config).unwrap_err().to_string();
+    let error = Guest::boot(artifacts(), &config).unwrap_err().to_string();
     assert!(error.starts_with("booting the guest: "), "{error}");
     assert!(
         error.contains("the log of the guest's console") && error.contains("panic"),
@@ -51,7 +51,7 @@ pub(super) fn a_slow_boot_is_given_up() {
         boot_limit: limit,
         ..GuestConfig::default()
     };
-    let error = Guest::boot(&artifacts(), &config).unwrap_err();
+    let error = Guest::boot(artifacts(), &config).unwrap_err();
     assert!(matches!(error, LabError::TimedOut { .. }), "{error}");
     assert_eq!(existing(), before);
 }

@@ -10,7 +10,7 @@ use xtask_lab::{Guest, GuestConfig};
 use crate::{artifacts, lab_test};
 
 fn boot(config: &GuestConfig) -> Guest {
-    Guest::boot(&artifacts(), config).unwrap_or_else(|error| panic!("{error}"))
+    Guest::boot(artifacts(), config).unwrap_or_else(|error| panic!("{error}"))
 }
 
 pub(crate) fn trials() -> Vec<Trial> {
