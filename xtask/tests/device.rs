@@ -1,6 +1,5 @@
 //! `cargo xtask device` as a process.
 
-
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::ExitStatusExt as _;
