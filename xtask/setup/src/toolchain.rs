@@ -254,7 +254,7 @@ fn bpf_linker(setup: &Setup) -> Result<PathBuf> {
             .env_remove("RUSTFLAGS")
             .env_remove("CARGO_ENCODED_RUSTFLAGS");
         process::run_visibly(&mut install).map_err(|error| Error::Download {
-            what: "building bpf-linker from crates.io".to_owned(),
+            what: "building bpf-linker from its source".to_owned(),
             detail: error.to_string(),
         })?;
         let built = folder.join("bin/bpf-linker");
