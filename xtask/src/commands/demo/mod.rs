@@ -71,14 +71,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     teller.detail(&format!("Prometheus: http://{}", prometheus.address()));
 
     let mut runs = Vec::new();
-    let remap = boot(args, &artifacts, &prometheus, Mode::Remap, &teller)?;
-    measure(&remap, &cpus, args, &teller, &mut runs)?;
-    teller.step("switching the guest off");
-    remap.end()?;
-    let bypass = boot(args, &artifacts, &prometheus, Mode::Bypass, &teller)?;
-    measure(&bypass, &cpus, args, &teller, &mut runs)?;
-
-    println!("\n{}", table::render(&runs));
+    let open = both_modes(args, &artifacts, &prometheus, &cpus, &teller, &mut runs);
+    if !runs.is_empty() {
+        println!("\n{}", table::render(&runs));
+    }
+    // What was measured before a failure was shown; it is no whole result.
+    let bypass = open?;
     if let Some(path) = &args.json {
         report::write(path, &programs.version, &runs)?;
         teller.step(&format!("figures written to {}", path.display()));
@@ -98,6 +96,24 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     teller.step("switching the guest off");
     bypass.end()?;
     verdict(&runs)
+}
+
+/// Measures both loads in both modes; the guest of the second mode stays.
+fn both_modes<'a>(
+    args: &Args,
+    artifacts: &'a Artifacts,
+    prometheus: &'a Prometheus,
+    cpus: &CpuList,
+    teller: &Teller,
+    runs: &mut Vec<Run>,
+) -> anyhow::Result<Session<'a>> {
+    let remap = boot(args, artifacts, prometheus, Mode::Remap, teller)?;
+    measure(&remap, cpus, args, teller, runs)?;
+    teller.step("switching the guest off");
+    remap.end()?;
+    let bypass = boot(args, artifacts, prometheus, Mode::Bypass, teller)?;
+    measure(&bypass, cpus, args, teller, runs)?;
+    Ok(bypass)
 }
 
 /// Where fio's threads run.
