@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use crate::service::{Service, SharedService};
+
 /// Which VMD is emulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum DeviceId {
@@ -73,6 +75,12 @@ pub struct Config {
     /// Part of serial numbers and NQNs; must differ between the VMDs of one guest.
     #[arg(long, default_value = "A", value_parser = parse_tag)]
     pub tag: String,
+    /// How fast each disk is.
+    #[command(flatten)]
+    pub service: Service,
+    /// How fast what they share is.
+    #[command(flatten)]
+    pub shared: SharedService,
 }
 
 impl Default for Config {
@@ -84,6 +92,8 @@ impl Default for Config {
             disk_bytes: 256 << 20,
             queue_vectors: 65,
             tag: "A".to_owned(),
+            service: Service::default(),
+            shared: SharedService::default(),
         }
     }
 }
@@ -132,8 +142,20 @@ impl Args {
             ("--disk-bytes", config.disk_bytes.to_string()),
             ("--queue-vectors", config.queue_vectors.to_string()),
             ("--tag", config.tag.clone()),
+            ("--latency", config.service.latency.to_string()),
+            ("--parallelism", config.service.parallelism.to_string()),
+            ("--shared-latency", config.shared.latency.to_string()),
+            ("--shared-from-disks", config.shared.from_disks.to_string()),
         ];
-        for (name, value) in options {
+        let limits = [
+            ("--iops", config.service.iops),
+            ("--shared-parallelism", config.shared.parallelism),
+            ("--shared-iops", config.shared.iops),
+        ];
+        let limits = limits
+            .into_iter()
+            .filter_map(|(name, limit)| Some((name, limit?.to_string())));
+        for (name, value) in options.into_iter().chain(limits) {
             line.push(name.into());
             line.push(value.into());
         }
@@ -186,8 +208,33 @@ mod tests {
 
     #[test]
     fn a_command_line_parses_to_the_same_arguments() {
-        let args = parse(&["--id", "201d", "--disks", "16", "--tag", "B7", "--verbose"]).unwrap();
+        let args = parse(&[
+            "--id",
+            "201d",
+            "--disks",
+            "16",
+            "--tag",
+            "B7",
+            "--verbose",
+            "--latency",
+            "tail:80us:5ms:1000",
+            "--parallelism",
+            "32",
+            "--iops",
+            "350",
+            "--shared-latency",
+            "uniform:1us:2us",
+            "--shared-parallelism",
+            "64",
+            "--shared-iops",
+            "1000",
+            "--shared-from-disks",
+            "4",
+        ])
+        .unwrap();
         assert_eq!(args.config.id, DeviceId::Remap201d);
+        assert_eq!(args.config.service.iops, Some(350));
+        assert_eq!(args.config.shared.iops, Some(1000));
         let line = std::iter::once(OsString::from("device")).chain(args.command_line());
         assert_eq!(Program::try_parse_from(line).unwrap().args, args);
     }
@@ -214,6 +261,10 @@ mod tests {
             ["--tag", "much-too-long"],
             ["--tag", "a b"],
             ["--id", "467f"],
+            ["--latency", "fast"],
+            ["--parallelism", "4097"],
+            ["--iops", "0"],
+            ["--shared-from-disks", "0"],
         ] {
             assert!(parse(&bad).is_err(), "{bad:?} was accepted");
         }

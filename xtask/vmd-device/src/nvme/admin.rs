@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::command::{Command, Outcome, Status, Taken};
+use super::command::{Command, Outcome, QueueLife, Status, Taken};
 use super::identify::{self, Identity, MAX_EVENT_REQUESTS};
 use super::prp;
 use super::queue::{CompletionQueue, MAX_ENTRIES, SubmissionQueue};
+use super::registers::AdminQueues;
 use super::store::Store;
 use crate::bytes::put;
 use crate::memory::{GuestMemory, PAGE};
@@ -41,8 +42,10 @@ const MAX_EVENTS: usize = 16;
 /// The queues of a controller, by id.
 #[derive(Debug)]
 pub(crate) struct Queues {
-    pub(crate) submission: Vec<Option<SubmissionQueue>>,
-    pub(crate) completion: Vec<Option<CompletionQueue>>,
+    submission: Vec<Option<SubmissionQueue>>,
+    completion: Vec<Option<CompletionQueue>>,
+    /// Queues made so far, also before any reset.
+    generations: u64,
 }
 
 impl Queues {
@@ -52,6 +55,37 @@ impl Queues {
         Self {
             submission: (0..slots).map(|_| None).collect(),
             completion: (0..slots).map(|_| None).collect(),
+            generations: 0,
+        }
+    }
+
+    /// The life of a queue that is about to be made.
+    fn new_life(&mut self, id: u16) -> QueueLife {
+        self.generations += 1;
+        QueueLife {
+            id,
+            generation: self.generations,
+        }
+    }
+
+    /// Makes the admin queues, whose interrupts use vector 0.
+    pub(crate) fn make_admin(&mut self, at: AdminQueues) {
+        let (submission, completion) = (self.new_life(0), self.new_life(0));
+        if let (Some(submissions), Some(completions)) =
+            (self.submission.first_mut(), self.completion.first_mut())
+        {
+            *submissions = Some(SubmissionQueue::new(
+                submission,
+                at.submission_base,
+                at.submission_entries,
+                completion,
+            ));
+            *completions = Some(CompletionQueue::new(
+                completion,
+                at.completion_base,
+                at.completion_entries,
+                Some(0),
+            ));
         }
     }
 
@@ -68,6 +102,18 @@ impl Queues {
         self.completion.get_mut(usize::from(id))?.as_mut()
     }
 
+    /// The completion queue of this life, if that has not ended.
+    pub(crate) fn living_completion(&mut self, life: QueueLife) -> Option<&mut CompletionQueue> {
+        self.completion(life.id).filter(|queue| queue.life == life)
+    }
+
+    /// Whether the submission queue of this life still exists.
+    pub(crate) fn is_living_submission(&self, life: QueueLife) -> bool {
+        let slot = self.submission.get(usize::from(life.id));
+        slot.and_then(Option::as_ref)
+            .is_some_and(|queue| queue.life == life)
+    }
+
     /// Submission queues whose completions go to queue `id`.
     pub(crate) fn feeding(&self, id: u16) -> Vec<u16> {
         (0..)
@@ -75,7 +121,7 @@ impl Queues {
             .filter(|(_, queue)| {
                 queue
                     .as_ref()
-                    .is_some_and(|queue| queue.completion_queue == id)
+                    .is_some_and(|queue| queue.completion.id == id)
             })
             .map(|(submission, _)| submission)
             .collect()
@@ -110,6 +156,11 @@ pub(crate) struct AdminState {
 
 impl AdminState {
     /// Keeps an event request until there is an event.
+    /// Event requests that wait for an event.
+    pub(crate) fn parked(&self) -> usize {
+        self.requests.len()
+    }
+
     pub(crate) fn park(&mut self, request: Taken) -> Result<(), Status> {
         if self.requests.len() >= MAX_EVENT_REQUESTS {
             return Err(Status::TOO_MANY_EVENT_REQUESTS);
@@ -190,14 +241,16 @@ impl AdminContext<'_> {
 
     fn create_completion_queue(&mut self, command: &Command) -> Outcome {
         const INTERRUPTS_ENABLED: u32 = 2;
-        let slot = Queues::vacant(&mut self.queues.completion, command.low(10))?;
+        let id = command.low(10);
+        let life = self.queues.new_life(id);
+        let slot = Queues::vacant(&mut self.queues.completion, id)?;
         let (base, entries) = Self::ring(command)?;
         let vector = command.high(11);
         if vector >= self.vectors {
             return Err(Status::INVALID_VECTOR);
         }
         let vector = (command.dword(11) & INTERRUPTS_ENABLED != 0).then_some(vector);
-        *slot = Some(CompletionQueue::new(base, entries, vector));
+        *slot = Some(CompletionQueue::new(life, base, entries, vector));
         Ok(0)
     }
 
@@ -206,12 +259,14 @@ impl AdminContext<'_> {
         if completion_queue == 0 {
             return Err(Status::INVALID_QUEUE_ID);
         }
-        if self.queues.completion(completion_queue).is_none() {
+        let Some(completion) = self.queues.completion(completion_queue).map(|it| it.life) else {
             return Err(Status::INVALID_COMPLETION_QUEUE);
-        }
-        let slot = Queues::vacant(&mut self.queues.submission, command.low(10))?;
+        };
+        let id = command.low(10);
+        let life = self.queues.new_life(id);
+        let slot = Queues::vacant(&mut self.queues.submission, id)?;
         let (base, entries) = Self::ring(command)?;
-        *slot = Some(SubmissionQueue::new(base, entries, completion_queue));
+        *slot = Some(SubmissionQueue::new(life, base, entries, completion));
         Ok(0)
     }
 
