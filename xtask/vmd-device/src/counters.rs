@@ -43,6 +43,9 @@ pub struct DiskCounters {
     pub queues: Vec<QueueCounters>,
     /// MSIs sent, by the disk's own MSI-X vector, up to the highest one used.
     pub child_vector_msis: Vec<u64>,
+    /// Times that completions were posted without an interrupt, which came later,
+    /// because of interrupt coalescing.
+    pub held_interrupts: u64,
     /// I/O commands taken and not completed at the time of reading.
     pub in_service: u64,
 }

@@ -780,6 +780,54 @@ fn a_new_speed_holds_for_new_commands() {
 }
 
 #[test]
+fn interrupts_are_coalesced_as_the_guest_asks() {
+    let mut guest = Guest::ready(true);
+    // Three completions or 500 us, but not on vector 2; there is no vector 3.
+    assert_eq!(guest.admin(0x09, 0, 0x08, 5 << 8 | 2), 0);
+    assert_eq!(guest.admin(0x09, 0, 0x09, 1 << 16 | 2), 0);
+    assert_eq!(guest.admin(0x09, 0, 0x09, 1 << 16 | 3), 0x4002);
+    assert_eq!(guest.admin(0x0a, 0, 0x09, 3), 0x4002);
+    let before = guest.messages();
+    for posted in 1..=7 {
+        guest.put_io(2, 0, 1, DATA);
+        guest.ring_io();
+        guest.disk_write(0x100c, posted);
+        guest.pass(100 * US);
+        assert_eq!(guest.messages(), before + posted as usize / 3);
+    }
+    // The admin queue's interrupts are not held back, and do not help others.
+    assert_eq!(guest.admin(0x06, DATA, 1, 0), 0);
+    assert_eq!(guest.messages(), before + 3);
+    guest.pass(399 * US);
+    assert_eq!(guest.messages(), before + 3);
+    guest.pass(US);
+    assert_eq!(guest.messages(), before + 4);
+    assert_eq!(guest.device.next_due(), None);
+    assert_eq!(guest.device.counters().disks[0].held_interrupts, 5);
+    // A reset of the controller forgets the settings.
+    guest.disk_write(0x14, 0);
+    guest.admin_tail = 0;
+    guest.fill_ram(0);
+    guest.enable();
+    guest.make_io_queues();
+    let before = guest.messages();
+    guest.put_io(2, 0, 1, DATA);
+    guest.ring_io();
+    assert_eq!(guest.messages(), before + 1);
+}
+
+#[test]
+fn an_exempt_vector_interrupts_at_once() {
+    let mut guest = Guest::ready(true);
+    assert_eq!(guest.admin(0x09, 0, 0x08, 5 << 8 | 2), 0);
+    assert_eq!(guest.admin(0x09, 0, 0x09, 1 << 16 | 1), 0);
+    let before = guest.messages();
+    guest.put_io(2, 0, 1, DATA);
+    guest.ring_io();
+    assert_eq!(guest.messages(), before + 1);
+}
+
+#[test]
 fn a_stalled_disk_takes_and_completes_nothing_until_it_is_resumed() {
     let mut guest = Guest::with(fixed(80 * US), SharedService::default()).boot(true);
     guest.put_io(2, 0, 1, DATA);

@@ -163,7 +163,12 @@ impl Endpoint {
 
     /// When `advance` has to be called next, if the guest does nothing.
     pub(crate) fn next_due(&self) -> Option<Nanos> {
-        self.shared.next_due(&self.slots)
+        let held = |slot: &Slot| slot.disk.next_held_interrupt();
+        let held = self.slots.iter().filter_map(held).min();
+        [self.shared.next_due(&self.slots), held]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     pub(crate) fn set_shared_service(&mut self, service: SharedService) {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::coalescing::Coalescing;
 use super::command::{Command, Outcome, QueueLife, Status, Taken};
 use super::identify::{self, Identity, MAX_EVENT_REQUESTS};
 use super::prp;
@@ -23,10 +24,11 @@ const GET_FEATURES: u8 = 0x0a;
 pub(crate) const ASYNCHRONOUS_EVENT_REQUEST: u8 = 0x0c;
 
 const FEATURE_NUMBER_OF_QUEUES: u8 = 0x07;
+const FEATURE_INTERRUPT_COALESCING: u8 = 0x08;
+const FEATURE_INTERRUPT_VECTOR: u8 = 0x09;
 /// Features whose value is only kept: arbitration, power, temperature
-/// threshold, error recovery, interrupt coalescing and vector configuration,
-/// write atomicity, event configuration.
-const KEPT_FEATURES: [u8; 8] = [0x01, 0x02, 0x04, 0x05, 0x08, 0x09, 0x0a, 0x0b];
+/// threshold, error recovery, write atomicity, event configuration.
+const KEPT_FEATURES: [u8; 6] = [0x01, 0x02, 0x04, 0x05, 0x0a, 0x0b];
 
 const LOG_ERRORS: u8 = 0x01;
 const LOG_HEALTH: u8 = 0x02;
@@ -147,6 +149,7 @@ impl Queues {
 /// Admin state beside the queues.
 #[derive(Debug, Default)]
 pub(crate) struct AdminState {
+    pub(crate) coalescing: Coalescing,
     features: BTreeMap<u8, u32>,
     /// Event requests that wait for an event.
     requests: VecDeque<Taken>,
@@ -347,11 +350,30 @@ impl AdminContext<'_> {
                     .insert(FEATURE_NUMBER_OF_QUEUES, granted);
                 Ok(granted)
             }
+            FEATURE_INTERRUPT_COALESCING => {
+                self.state.coalescing.set(value);
+                Ok(0)
+            }
+            FEATURE_INTERRUPT_VECTOR => {
+                self.vector(command)?;
+                self.state.coalescing.configure(value);
+                Ok(0)
+            }
             feature if KEPT_FEATURES.contains(&feature) => {
                 self.state.features.insert(feature, value);
                 Ok(0)
             }
             _ => Err(Status::INVALID_FIELD),
+        }
+    }
+
+    /// The vector that a feature is about.
+    fn vector(&self, command: &Command) -> Result<u16, Status> {
+        let vector = command.low(11);
+        if vector < self.vectors {
+            Ok(vector)
+        } else {
+            Err(Status::INVALID_FIELD)
         }
     }
 
@@ -363,6 +385,11 @@ impl AdminContext<'_> {
         let most = u32::from(self.vectors.saturating_sub(2));
         match feature {
             FEATURE_NUMBER_OF_QUEUES => Ok(most | most << 16),
+            FEATURE_INTERRUPT_COALESCING => Ok(self.state.coalescing.get()),
+            FEATURE_INTERRUPT_VECTOR => {
+                let vector = self.vector(command)?;
+                Ok(self.state.coalescing.configuration(vector))
+            }
             feature if KEPT_FEATURES.contains(&feature) => Ok(0),
             _ => Err(Status::INVALID_FIELD),
         }

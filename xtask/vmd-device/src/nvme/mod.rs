@@ -8,6 +8,7 @@
 //! what happens. The guest's memory is not touched between execution and posting.
 
 mod admin;
+mod coalescing;
 mod command;
 mod identify;
 mod io;
@@ -18,7 +19,7 @@ mod store;
 
 pub(crate) use identify::Identity;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use vm_memory::mmap::MmapRegionError;
 
@@ -54,6 +55,13 @@ pub(crate) struct Environment<'a> {
     pub(crate) now: Nanos,
     pub(crate) memory: &'a GuestMemory,
     pub(crate) diagnostics: &'a mut Diagnostics,
+}
+
+/// What was posted to the queues of one vector.
+#[derive(Debug, Default)]
+struct Posted {
+    entries: u32,
+    is_admin: bool,
 }
 
 /// One NVMe controller.
@@ -463,11 +471,12 @@ impl Controller {
         }
     }
 
-    /// Posts completions, then raises one interrupt for each queue that got any.
+    /// Posts completions, then raises one interrupt for each vector whose queues
+    /// got any, unless coalescing holds it back. The admin queue's is never held.
     /// A completion whose submission queue is gone is dropped: it must not get
     /// into another queue that has the same id by now.
     fn complete(&mut self, completions: &[Completion], env: &mut Environment<'_>) {
-        let mut vectors = Vec::new();
+        let mut posted: BTreeMap<u16, Posted> = BTreeMap::new();
         for completion in completions {
             let taken = &completion.taken;
             let is_wanted =
@@ -489,10 +498,10 @@ impl Controller {
                 );
                 continue;
             }
-            if let Some(vector) = queue.vector
-                && !vectors.contains(&vector)
-            {
-                vectors.push(vector);
+            if let Some(vector) = queue.vector {
+                let posted = posted.entry(vector).or_default();
+                posted.entries += 1;
+                posted.is_admin |= taken.submission.id == 0;
             }
             let counters = self.counters.queue(taken.submission.id);
             counters.cqes += 1;
@@ -500,9 +509,27 @@ impl Controller {
                 taken.submission.id == 0 && taken.command.opcode() == ASYNCHRONOUS_EVENT_REQUEST;
             counters.cqes_skipped += u64::from(is_event_request);
         }
-        for vector in vectors {
+        let coalescing = &mut self.admin.coalescing;
+        for (vector, Posted { entries, is_admin }) in posted {
+            let is_now = coalescing.posted(vector, entries, env.now) || is_admin;
+            if is_now {
+                coalescing.interrupted(vector);
+                self.messages.extend(self.msix.raise(vector));
+            } else {
+                self.counters.held_interrupts += 1;
+            }
+        }
+        for vector in coalescing.expired(env.now) {
             self.messages.extend(self.msix.raise(vector));
         }
+    }
+
+    /// When an interrupt that was held back is raised at the latest.
+    pub(crate) fn next_held_interrupt(&self) -> Option<Nanos> {
+        if self.schedule.is_stalled() {
+            return None;
+        }
+        self.admin.coalescing.next_due()
     }
 
     /// Raises a temperature event. It is sent when the guest next has an event
