@@ -50,6 +50,30 @@ impl DeviceId {
     }
 }
 
+/// Bytes of a disk's logical block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum BlockSize {
+    #[default]
+    #[value(name = "512")]
+    B512,
+    #[value(name = "4096")]
+    B4096,
+}
+
+impl BlockSize {
+    /// The size in bytes.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::B512 => 512,
+            Self::B4096 => 4096,
+        }
+    }
+}
+
+/// Most namespaces of one disk.
+pub const MAX_NAMESPACES: u8 = 16;
+
 /// Most disks behind one VMD: Linux gives each root port two windows of 1 MiB in
 /// the 32 MiB MEMBAR1, so that disks beyond the sixteenth get no memory.
 pub const MAX_DISKS: usize = 16;
@@ -66,9 +90,15 @@ pub struct Config {
     /// MSI-X vectors of the VMD itself; the driver keeps the first one for ports.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub vectors: u16,
-    /// Size of each disk in bytes, a multiple of 4096. It costs memory only where written.
+    /// Size of each namespace in bytes, a multiple of 4096. It costs memory only where written.
     #[arg(long, default_value_t = 256 << 20, value_parser = parse_disk_bytes)]
     pub disk_bytes: u64,
+    /// Size of a logical block in bytes.
+    #[arg(long, value_enum, default_value = "512")]
+    pub block_size: BlockSize,
+    /// Namespaces of each disk.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_NAMESPACES)))]
+    pub namespaces: u8,
     /// MSI-X vectors of each disk: one for the admin queue and each I/O queue.
     #[arg(long, default_value_t = 65, value_parser = clap::value_parser!(u16).range(2..=256))]
     pub queue_vectors: u16,
@@ -90,6 +120,8 @@ impl Default for Config {
             disks: 12,
             vectors: 8,
             disk_bytes: 256 << 20,
+            block_size: BlockSize::default(),
+            namespaces: 1,
             queue_vectors: 65,
             tag: "A".to_owned(),
             service: Service::default(),
@@ -140,6 +172,8 @@ impl Args {
             ("--disks", config.disks.to_string()),
             ("--vectors", config.vectors.to_string()),
             ("--disk-bytes", config.disk_bytes.to_string()),
+            ("--block-size", config.block_size.bytes().to_string()),
+            ("--namespaces", config.namespaces.to_string()),
             ("--queue-vectors", config.queue_vectors.to_string()),
             ("--tag", config.tag.clone()),
             ("--latency", config.service.latency.to_string()),
@@ -216,6 +250,10 @@ mod tests {
             "--tag",
             "B7",
             "--verbose",
+            "--block-size",
+            "4096",
+            "--namespaces",
+            "3",
             "--latency",
             "tail:80us:5ms:1000",
             "--parallelism",
@@ -257,6 +295,9 @@ mod tests {
             ["--vectors", "257"],
             ["--disk-bytes", "0"],
             ["--disk-bytes", "5000"],
+            ["--block-size", "1024"],
+            ["--namespaces", "0"],
+            ["--namespaces", "17"],
             ["--queue-vectors", "1"],
             ["--tag", "much-too-long"],
             ["--tag", "a b"],

@@ -64,15 +64,25 @@ impl Guest {
         set: Arc<AtomicU64>,
     ) -> Self {
         let config = Config {
+            service,
+            shared,
+            ..Self::config()
+        };
+        Self::of(&config, clock, set)
+    }
+
+    fn config() -> Config {
+        Config {
             disks: 1,
             disk_bytes: 1 << 20,
             queue_vectors: 3,
-            service,
-            shared,
             ..Config::default()
-        };
+        }
+    }
+
+    fn of(config: &Config, clock: Clock, set: Arc<AtomicU64>) -> Self {
         let sent = Arc::new(Recorder::default());
-        let mut device = Device::new(&config, sent.clone(), clock, false).unwrap();
+        let mut device = Device::new(config, sent.clone(), clock, false).unwrap();
         let file = file(RAM_PAGES + 4, 0xa5);
         for (flags, offset, address, size) in [
             (3_u32, PAGE, RAM, RAM_PAGES * PAGE),
@@ -187,7 +197,11 @@ impl Guest {
 
     /// Submits one admin command and returns its status, 0 for success.
     fn admin(&mut self, opcode: u8, prp1: u64, dword10: u32, dword11: u32) -> u16 {
-        let command = entry(opcode, u32::from(opcode == 0x06), prp1, &[dword10, dword11]);
+        self.admin_on(u32::from(opcode == 0x06), opcode, prp1, &[dword10, dword11])
+    }
+
+    fn admin_on(&mut self, namespace: u32, opcode: u8, prp1: u64, dwords: &[u32]) -> u16 {
+        let command = entry(opcode, namespace, prp1, dwords);
         let slot = u64::from(self.admin_tail);
         self.device
             .memory
@@ -202,8 +216,12 @@ impl Guest {
 
     /// Puts a command into the I/O queue without ringing.
     fn put_io(&mut self, opcode: u8, lba: u64, blocks: u16, prp1: u64) {
+        self.put_io_on(1, opcode, lba, blocks, prp1);
+    }
+
+    fn put_io_on(&mut self, namespace: u32, opcode: u8, lba: u64, blocks: u16, prp1: u64) {
         let dwords = [lba as u32, (lba >> 32) as u32, u32::from(blocks - 1)];
-        let command = entry(opcode, 1, prp1, &dwords);
+        let command = entry(opcode, namespace, prp1, &dwords);
         self.device
             .memory
             .write(IO_SQ + u64::from(self.io_tail) * 64, &command)
@@ -777,6 +795,63 @@ fn a_new_speed_holds_for_new_commands() {
         guest.pass(time * US);
         assert_eq!(guest.device.counters().io_cqes(), completed);
     }
+}
+
+#[test]
+fn namespaces_are_apart_and_may_have_blocks_of_4_kib() {
+    let config = Config {
+        namespaces: 2,
+        block_size: crate::BlockSize::B4096,
+        ..Guest::config()
+    };
+    let mut guest = Guest::of(&config, Clock::start(), Arc::default()).boot(true);
+    let memory = |guest: &Guest, address: u64, length: usize| {
+        let mut bytes = vec![0; length];
+        guest.device.memory.read(address, &mut bytes).unwrap();
+        bytes
+    };
+    // The list of namespaces after 0 and after 1, and how many there may be.
+    assert_eq!(guest.admin_on(0, 6, DATA, &[2]), 0);
+    assert_eq!(
+        memory(&guest, DATA, 12),
+        [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]
+    );
+    assert_eq!(guest.admin_on(1, 6, DATA, &[2]), 0);
+    assert_eq!(memory(&guest, DATA, 8), [2, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(guest.admin_on(0, 6, DATA, &[1]), 0);
+    assert_eq!(memory(&guest, DATA + 516, 4), [2, 0, 0, 0]);
+    let mut identifiers = vec![];
+    for namespace in [1, 2] {
+        assert_eq!(guest.admin_on(namespace, 6, DATA, &[0]), 0);
+        assert_eq!(memory(&guest, DATA, 8), 256_u64.to_le_bytes());
+        assert_eq!(memory(&guest, DATA + 130, 1), [12]);
+        identifiers.push(memory(&guest, DATA + 120, 8));
+        assert_eq!(guest.admin_on(namespace, 6, DATA, &[3]), 0);
+        assert_eq!(
+            memory(&guest, DATA + 4, 8),
+            identifiers[identifiers.len() - 1]
+        );
+    }
+    assert_ne!(identifiers[0], identifiers[1]);
+    for cns in [0, 3] {
+        for namespace in [0, 3, u32::MAX] {
+            assert_eq!(guest.admin_on(namespace, 6, DATA, &[cns]), 0x400b);
+        }
+    }
+
+    guest.device.memory.write(DATA, &[0x42; 4096]).unwrap();
+    guest.put_io_on(2, 1, 255, 1, DATA);
+    guest.put_io_on(1, 2, 255, 1, DATA + PAGE);
+    guest.put_io_on(2, 2, 255, 1, DATA + 2 * PAGE);
+    guest.put_io_on(2, 2, 256, 1, DATA);
+    guest.put_io_on(3, 2, 0, 1, DATA);
+    guest.put_io_on(u32::MAX, 0, 0, 1, 0);
+    guest.put_io_on(u32::MAX, 2, 0, 1, DATA);
+    guest.ring_io();
+    let statuses: Vec<u16> = (0..7).map(|slot| guest.status(IO_CQ, slot)).collect();
+    assert_eq!(statuses, [0, 0, 0, 0x4080, 0x400b, 0, 0x400b]);
+    assert_eq!(memory(&guest, DATA + PAGE, 4096), [0; 4096]);
+    assert_eq!(memory(&guest, DATA + 2 * PAGE, 4096), [0x42; 4096]);
 }
 
 #[test]

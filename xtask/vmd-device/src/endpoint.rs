@@ -102,17 +102,14 @@ impl Endpoint {
                 let identity = Identity {
                     index: index as u16,
                     nqn: format!("nqn.2026-11.lab.vmd:{serial}"),
-                    eui64: eui64(&serial),
+                    eui64: (1..=config.namespaces)
+                        .map(|namespace| eui64(&serial, namespace))
+                        .collect(),
                     serial,
                 };
                 Ok(Slot {
                     port: root_port::config_space(index),
-                    disk: Controller::new(
-                        identity,
-                        config.disk_bytes,
-                        config.queue_vectors,
-                        config.service,
-                    )?,
+                    disk: Controller::new(identity, config)?,
                 })
             })
             .collect::<Result<_, MmapRegionError>>()?;
@@ -374,11 +371,12 @@ fn config_space(config: &Config) -> ConfigSpace {
     space
 }
 
-/// An identifier derived from the serial number (FNV-1a), so that it is the same
-/// in every run and differs between disks.
-fn eui64(serial: &str) -> u64 {
+/// An identifier derived from the serial number and the namespace's (FNV-1a), so
+/// that it is the same in every run and differs between namespaces.
+fn eui64(serial: &str, namespace: u8) -> u64 {
     serial
         .bytes()
+        .chain([namespace])
         .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         })

@@ -35,7 +35,7 @@ mod scheduler;
 mod server;
 mod service;
 
-pub use config::{Args, Config, DeviceId, MAX_DISKS};
+pub use config::{Args, BlockSize, Config, DeviceId, MAX_DISKS, MAX_NAMESPACES};
 pub use counters::{Counters, DiskCounters, Mode, QueueCounters};
 pub use server::run;
 pub use service::{Latency, MAX_PARALLELISM, Service, SharedService};

@@ -197,7 +197,7 @@ impl AdminState {
 /// What admin commands work on.
 pub(crate) struct AdminContext<'a> {
     pub(crate) identity: &'a Identity,
-    pub(crate) store: &'a Store,
+    pub(crate) namespaces: &'a [Store],
     pub(crate) queues: &'a mut Queues,
     pub(crate) state: &'a mut AdminState,
     pub(crate) memory: &'a GuestMemory,
@@ -293,13 +293,16 @@ impl AdminContext<'_> {
         const BROADCAST: u32 = 0xffff_fffe;
         const NVM_COMMAND_SET: u32 = 0;
         let namespace = command.namespace();
+        let store = (namespace as usize)
+            .checked_sub(1)
+            .and_then(|index| self.namespaces.get(index))
+            .ok_or(Status::INVALID_NAMESPACE);
         let data = match command.dword(10) & 0xff {
-            0 | 3 if namespace != 1 => return Err(Status::INVALID_NAMESPACE),
             2 if namespace >= BROADCAST => return Err(Status::INVALID_NAMESPACE),
-            0 => identify::namespace(self.identity, self.store.blocks()),
+            0 => identify::namespace(self.identity, namespace, store?),
             1 => identify::controller(self.identity),
-            2 => identify::active_namespaces(namespace),
-            3 => identify::namespace_descriptors(self.identity),
+            2 => identify::active_namespaces(self.identity, namespace),
+            3 => store.map(|_| identify::namespace_descriptors(self.identity, namespace))?,
             6 if command.dword(11) >> 24 == NVM_COMMAND_SET => identify::command_set_limits(),
             _ => return Err(Status::INVALID_FIELD),
         };

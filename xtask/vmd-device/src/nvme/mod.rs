@@ -1,4 +1,4 @@
-//! An NVMe controller with one namespace.
+//! An NVMe controller with its namespaces.
 //!
 //! A command goes through these steps: it is *taken* from its submission queue,
 //! which reserves a slot in the completion queue; it is *executed*, which moves
@@ -23,6 +23,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use vm_memory::mmap::MmapRegionError;
 
+use crate::config::Config;
 use crate::counters::DiskCounters;
 use crate::diagnostics::Diagnostics;
 use crate::memory::GuestMemory;
@@ -31,7 +32,7 @@ use crate::pci::{
     CAP_EXPRESS, CAP_MSIX, COMMAND_MEMORY, COMMAND_WRITABLE, ConfigSpace, Message, Msix,
     STATUS_CAPABILITIES, msix, register,
 };
-use crate::service::{Nanos, Schedule, Service, Start};
+use crate::service::{Nanos, Schedule, Start};
 use admin::{ASYNCHRONOUS_EVENT_REQUEST, AdminContext, AdminState, Queues, TEMPERATURE_EVENT};
 use command::{Completion, Status, Taken};
 use queue::{CompletionQueue, InvalidDoorbell};
@@ -73,7 +74,8 @@ pub(crate) struct Controller {
     registers: Registers,
     queues: Queues,
     admin: AdminState,
-    store: Store,
+    /// The namespaces; the first one has id 1.
+    namespaces: Vec<Store>,
     /// I/O commands in service.
     schedule: Schedule<Completion>,
     /// Submission queues that may hold commands, in the order of their turns;
@@ -87,22 +89,22 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    /// A controller with `vectors` MSI-X vectors, which allow one I/O queue pair
-    /// less, and a namespace of `bytes`.
-    pub(crate) fn new(
-        identity: Identity,
-        bytes: u64,
-        vectors: u16,
-        service: Service,
-    ) -> Result<Self, MmapRegionError> {
+    /// A controller as configured, whose MSI-X vectors allow one I/O queue pair
+    /// less. It has a namespace for each identifier.
+    pub(crate) fn new(identity: Identity, config: &Config) -> Result<Self, MmapRegionError> {
+        let vectors = config.queue_vectors;
+        let namespaces = identity
+            .eui64
+            .iter()
+            .map(|_| Store::new(config.disk_bytes, config.block_size));
         Ok(Self {
             config: config_space(vectors),
             msix: Msix::new(vectors),
             registers: Registers::default(),
             queues: Queues::new(vectors.saturating_sub(1)),
             admin: AdminState::default(),
-            store: Store::new(bytes)?,
-            schedule: Schedule::new(service),
+            namespaces: namespaces.collect::<Result<_, _>>()?,
+            schedule: Schedule::new(config.service),
             rung: VecDeque::new(),
             finished: Vec::new(),
             counters: DiskCounters {
@@ -418,7 +420,7 @@ impl Controller {
         let counters = self.counters.queue(taken.submission.id);
         let outcome = if taken.submission.id != 0 {
             io::count(command, counters);
-            io::execute(command, &self.store, env.memory)
+            io::execute(command, &self.namespaces, env.memory)
         } else {
             counters.other += 1;
             if command.opcode() == ASYNCHRONOUS_EVENT_REQUEST {
@@ -434,7 +436,7 @@ impl Controller {
             } else {
                 let outcome = AdminContext {
                     identity: &self.identity,
-                    store: &self.store,
+                    namespaces: &self.namespaces,
                     queues: &mut self.queues,
                     state: &mut self.admin,
                     memory: env.memory,
