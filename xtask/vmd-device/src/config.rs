@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use crate::service::{Service, SharedService};
+
 /// Which VMD is emulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum DeviceId {
@@ -48,6 +50,30 @@ impl DeviceId {
     }
 }
 
+/// Bytes of a disk's logical block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum BlockSize {
+    #[default]
+    #[value(name = "512")]
+    B512,
+    #[value(name = "4096")]
+    B4096,
+}
+
+impl BlockSize {
+    /// The size in bytes.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::B512 => 512,
+            Self::B4096 => 4096,
+        }
+    }
+}
+
+/// Most namespaces of one disk.
+pub const MAX_NAMESPACES: u8 = 16;
+
 /// Most disks behind one VMD: Linux gives each root port two windows of 1 MiB in
 /// the 32 MiB MEMBAR1, so that disks beyond the sixteenth get no memory.
 pub const MAX_DISKS: usize = 16;
@@ -64,15 +90,27 @@ pub struct Config {
     /// MSI-X vectors of the VMD itself; the driver keeps the first one for ports.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub vectors: u16,
-    /// Size of each disk in bytes, a multiple of 4096. It costs memory only where written.
+    /// Size of each namespace in bytes, a multiple of 4096. It costs memory only where written.
     #[arg(long, default_value_t = 256 << 20, value_parser = parse_disk_bytes)]
     pub disk_bytes: u64,
+    /// Size of a logical block in bytes.
+    #[arg(long, value_enum, default_value = "512")]
+    pub block_size: BlockSize,
+    /// Namespaces of each disk.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_NAMESPACES)))]
+    pub namespaces: u8,
     /// MSI-X vectors of each disk: one for the admin queue and each I/O queue.
     #[arg(long, default_value_t = 65, value_parser = clap::value_parser!(u16).range(2..=256))]
     pub queue_vectors: u16,
     /// Part of serial numbers and NQNs; must differ between the VMDs of one guest.
     #[arg(long, default_value = "A", value_parser = parse_tag)]
     pub tag: String,
+    /// How fast each disk is.
+    #[command(flatten)]
+    pub service: Service,
+    /// How fast what they share is.
+    #[command(flatten)]
+    pub shared: SharedService,
 }
 
 impl Default for Config {
@@ -82,8 +120,12 @@ impl Default for Config {
             disks: 12,
             vectors: 8,
             disk_bytes: 256 << 20,
+            block_size: BlockSize::default(),
+            namespaces: 1,
             queue_vectors: 65,
             tag: "A".to_owned(),
+            service: Service::default(),
+            shared: SharedService::default(),
         }
     }
 }
@@ -130,10 +172,24 @@ impl Args {
             ("--disks", config.disks.to_string()),
             ("--vectors", config.vectors.to_string()),
             ("--disk-bytes", config.disk_bytes.to_string()),
+            ("--block-size", config.block_size.bytes().to_string()),
+            ("--namespaces", config.namespaces.to_string()),
             ("--queue-vectors", config.queue_vectors.to_string()),
             ("--tag", config.tag.clone()),
+            ("--latency", config.service.latency.to_string()),
+            ("--parallelism", config.service.parallelism.to_string()),
+            ("--shared-latency", config.shared.latency.to_string()),
+            ("--shared-from-disks", config.shared.from_disks.to_string()),
         ];
-        for (name, value) in options {
+        let limits = [
+            ("--iops", config.service.iops),
+            ("--shared-parallelism", config.shared.parallelism),
+            ("--shared-iops", config.shared.iops),
+        ];
+        let limits = limits
+            .into_iter()
+            .filter_map(|(name, limit)| Some((name, limit?.to_string())));
+        for (name, value) in options.into_iter().chain(limits) {
             line.push(name.into());
             line.push(value.into());
         }
@@ -186,8 +242,37 @@ mod tests {
 
     #[test]
     fn a_command_line_parses_to_the_same_arguments() {
-        let args = parse(&["--id", "201d", "--disks", "16", "--tag", "B7", "--verbose"]).unwrap();
+        let args = parse(&[
+            "--id",
+            "201d",
+            "--disks",
+            "16",
+            "--tag",
+            "B7",
+            "--verbose",
+            "--block-size",
+            "4096",
+            "--namespaces",
+            "3",
+            "--latency",
+            "tail:80us:5ms:1000",
+            "--parallelism",
+            "32",
+            "--iops",
+            "350",
+            "--shared-latency",
+            "uniform:1us:2us",
+            "--shared-parallelism",
+            "64",
+            "--shared-iops",
+            "1000",
+            "--shared-from-disks",
+            "4",
+        ])
+        .unwrap();
         assert_eq!(args.config.id, DeviceId::Remap201d);
+        assert_eq!(args.config.service.iops, Some(350));
+        assert_eq!(args.config.shared.iops, Some(1000));
         let line = std::iter::once(OsString::from("device")).chain(args.command_line());
         assert_eq!(Program::try_parse_from(line).unwrap().args, args);
     }
@@ -210,10 +295,17 @@ mod tests {
             ["--vectors", "257"],
             ["--disk-bytes", "0"],
             ["--disk-bytes", "5000"],
+            ["--block-size", "1024"],
+            ["--namespaces", "0"],
+            ["--namespaces", "17"],
             ["--queue-vectors", "1"],
             ["--tag", "much-too-long"],
             ["--tag", "a b"],
             ["--id", "467f"],
+            ["--latency", "fast"],
+            ["--parallelism", "4097"],
+            ["--iops", "0"],
+            ["--shared-from-disks", "0"],
         ] {
             assert!(parse(&bad).is_err(), "{bad:?} was accepted");
         }

@@ -4,21 +4,28 @@
 //! ```text
 //! {"command":"counters"}        {"counters":{...}}
 //! {"command":"aen","disk":0}    "accepted"
+//! {"command":"stall","disk":0}  "accepted"
+//! {"command":"resume","disk":0} "accepted"
+//! {"command":"service","disk":0,"service":{"latency":"80us","parallelism":32,"iops":350}}
+//!                               "accepted"
+//! {"command":"shared-service","service":{"latency":"0","parallelism":64,"iops":1000,"from_disks":4}}
+//!                               "accepted"
 //! anything else                 {"error":"..."}
 //! ```
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::connection::lock;
 use crate::counters::Counters;
-use crate::device::{Device, EventOutcome};
+use crate::device::EventOutcome;
+use crate::scheduler::Scheduler;
+use crate::service::{Service, SharedService};
 
 /// Longest request, and longest response that a client accepts.
 const MAX_REQUEST: u64 = 4096;
@@ -39,6 +46,25 @@ pub enum Request {
         /// Disk index.
         disk: usize,
     },
+    /// Let a disk take and complete nothing until it is resumed. A reset by the guest
+    /// does not resume it.
+    Stall {
+        /// Disk index.
+        disk: usize,
+    },
+    /// Let a stalled disk go on.
+    Resume {
+        /// Disk index.
+        disk: usize,
+    },
+    /// Change how fast one disk is, or every disk.
+    Service {
+        /// Disk index.
+        disk: Option<usize>,
+        service: Service,
+    },
+    /// Change how fast what the disks share is.
+    SharedService { service: SharedService },
 }
 
 /// A response.
@@ -95,7 +121,27 @@ impl Client {
     /// Makes disk `disk` report an asynchronous event. When this returns, the
     /// completion is posted if the guest had an event request outstanding.
     pub fn raise_event(&mut self, disk: usize) -> Result<(), ClientError> {
-        match self.request(&Request::Aen { disk })? {
+        self.ask(&Request::Aen { disk })
+    }
+
+    /// Changes how fast disk `disk` is, or every disk. Commands in service keep the
+    /// latency that they started with.
+    pub fn set_service(
+        &mut self,
+        disk: Option<usize>,
+        service: Service,
+    ) -> Result<(), ClientError> {
+        self.ask(&Request::Service { disk, service })
+    }
+
+    /// Changes how fast what the disks share is.
+    pub fn set_shared_service(&mut self, service: SharedService) -> Result<(), ClientError> {
+        self.ask(&Request::SharedService { service })
+    }
+
+    /// Asks for something that is only accepted or refused.
+    pub fn ask(&mut self, request: &Request) -> Result<(), ClientError> {
+        match self.request(request)? {
             Response::Accepted => Ok(()),
             _ => Err(ClientError::Unexpected),
         }
@@ -121,7 +167,7 @@ impl Client {
 }
 
 /// Serves the control socket in threads of its own, until the process ends.
-pub(crate) fn serve(listener: UnixListener, device: Arc<Mutex<Device>>) -> io::Result<()> {
+pub(crate) fn serve(listener: UnixListener, device: Arc<Scheduler>) -> io::Result<()> {
     let connections = Arc::new(AtomicUsize::new(0));
     std::thread::Builder::new()
         .name("control".to_owned())
@@ -153,7 +199,7 @@ pub(crate) fn serve(listener: UnixListener, device: Arc<Mutex<Device>>) -> io::R
     Ok(())
 }
 
-fn serve_client(stream: &UnixStream, device: &Mutex<Device>) -> io::Result<()> {
+fn serve_client(stream: &UnixStream, device: &Scheduler) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut reader = BufReader::new(stream);
     let mut line = Vec::new();
@@ -173,24 +219,61 @@ fn serve_client(stream: &UnixStream, device: &Mutex<Device>) -> io::Result<()> {
     }
 }
 
-fn respond(line: &[u8], device: &Mutex<Device>) -> Response {
+fn respond(line: &[u8], device: &Scheduler) -> Response {
     match serde_json::from_slice(line) {
         Ok(Request::Counters) => {
-            let counters = lock(device).counters();
+            let counters = device.with(|device| {
+                // Nothing that is due by now may be missing.
+                device.advance();
+                device.counters()
+            });
             Response::Counters(counters)
         }
         Ok(Request::Aen { disk }) => {
-            let outcome = lock(device).raise_event(disk);
+            let outcome = device.with(|device| device.raise_event(disk));
             match outcome {
                 EventOutcome::Accepted => Response::Accepted,
                 EventOutcome::NotNow => Response::Error(format!(
                     "disk {disk} is not running or has too many events waiting"
                 )),
-                EventOutcome::NoSuchDisk => Response::Error(format!("there is no disk {disk}")),
+                EventOutcome::NoSuchDisk => no_disk(disk),
             }
         }
+        Ok(Request::Stall { disk }) => stall(device, disk, true),
+        Ok(Request::Resume { disk }) => stall(device, disk, false),
+        Ok(Request::Service { disk, service }) => {
+            if let Err(reason) = service.check() {
+                return Response::Error(reason);
+            }
+            match (
+                device.with(|device| device.set_service(disk, service)),
+                disk,
+            ) {
+                (false, Some(disk)) => no_disk(disk),
+                _ => Response::Accepted,
+            }
+        }
+        Ok(Request::SharedService { service }) => match service.check() {
+            Ok(()) => {
+                device.with(|device| device.set_shared_service(service));
+                Response::Accepted
+            }
+            Err(reason) => Response::Error(reason),
+        },
         Err(error) => Response::Error(format!("not a request: {error}")),
     }
+}
+
+fn stall(device: &Scheduler, disk: usize, stalled: bool) -> Response {
+    if device.with(|device| device.set_stalled(disk, stalled)) {
+        Response::Accepted
+    } else {
+        no_disk(disk)
+    }
+}
+
+fn no_disk(disk: usize) -> Response {
+    Response::Error(format!("there is no disk {disk}"))
 }
 
 fn write_response(mut stream: &UnixStream, response: &Response) -> io::Result<()> {
@@ -211,10 +294,16 @@ mod tests {
             disk_bytes: 1 << 20,
             ..Config::default()
         };
-        let device = Device::new(&config, Arc::new(Recorder::default()), false).unwrap();
+        let device = crate::device::Device::new(
+            &config,
+            Arc::new(Recorder::default()),
+            crate::clock::Clock::start(),
+            false,
+        )
+        .unwrap();
         let path = directory.join("control");
         let listener = UnixListener::bind(&path).unwrap();
-        serve(listener, Arc::new(Mutex::new(device))).unwrap();
+        serve(listener, Arc::new(Scheduler::new(device))).unwrap();
         path
     }
 
@@ -250,6 +339,38 @@ mod tests {
         client.stream.read_line(&mut line).unwrap();
         assert!(line.starts_with("{\"error\":\"not a request"), "{line}");
         client.counters().unwrap();
+    }
+
+    #[test]
+    fn the_speed_of_a_running_device_can_be_changed() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut client = Client::connect(server(directory.path())).unwrap();
+        let service = Service {
+            latency: "80us".parse().unwrap(),
+            ..Service::default()
+        };
+        client.set_service(None, service).unwrap();
+        client.set_service(Some(1), service).unwrap();
+        client.set_shared_service(SharedService::default()).unwrap();
+        client.ask(&Request::Stall { disk: 1 }).unwrap();
+        client.ask(&Request::Resume { disk: 1 }).unwrap();
+        let no_parallelism = Service {
+            parallelism: 0,
+            ..service
+        };
+        let no_disks = SharedService {
+            from_disks: 0,
+            ..SharedService::default()
+        };
+        for (refused, why) in [
+            (client.set_service(Some(2), service), "no disk 2"),
+            (client.set_service(None, no_parallelism), "parallelism must"),
+            (client.set_shared_service(no_disks), "from_disks must"),
+            (client.ask(&Request::Stall { disk: 2 }), "no disk 2"),
+        ] {
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
     }
 
     #[test]

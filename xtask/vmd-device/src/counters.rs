@@ -28,6 +28,9 @@ pub struct QueueCounters {
     /// driver handles them before its `nvme_sq` tracepoint (`nvme_handle_cqe`
     /// in drivers/nvme/host/pci.c).
     pub cqes_skipped: u64,
+    /// Commands taken that never complete, because their queue was deleted or
+    /// the controller was reset or failed.
+    pub discarded: u64,
 }
 
 /// One disk.
@@ -40,6 +43,11 @@ pub struct DiskCounters {
     pub queues: Vec<QueueCounters>,
     /// MSIs sent, by the disk's own MSI-X vector, up to the highest one used.
     pub child_vector_msis: Vec<u64>,
+    /// Times that completions were posted without an interrupt, which came later,
+    /// because of interrupt coalescing.
+    pub held_interrupts: u64,
+    /// I/O commands taken and not completed at the time of reading.
+    pub in_service: u64,
 }
 
 impl DiskCounters {

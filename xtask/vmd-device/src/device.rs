@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use vm_memory::mmap::MmapRegionError;
 
+use crate::clock::Clock;
 use crate::config::Config;
 use crate::counters::Counters;
 use crate::diagnostics::Diagnostics;
@@ -15,6 +16,7 @@ use crate::interrupts::{Interrupts, Sink};
 use crate::memory::{GuestMemory, MapError};
 use crate::nvme::{Controller, Environment};
 use crate::protocol::{self, RegionWrite, Request};
+use crate::service::{Nanos, Service, SharedService};
 
 /// Interrupt types of a vfio PCI device, and the index of MSI-X, the only one here.
 const IRQ_TYPES: u32 = 5;
@@ -81,12 +83,14 @@ pub(crate) struct Device {
     memory: GuestMemory,
     interrupts: Interrupts,
     diagnostics: Diagnostics,
+    clock: Clock,
 }
 
 impl Device {
     pub(crate) fn new(
         config: &Config,
         sink: Arc<dyn Sink>,
+        clock: Clock,
         verbose: bool,
     ) -> Result<Self, MmapRegionError> {
         Ok(Self {
@@ -94,7 +98,36 @@ impl Device {
             memory: GuestMemory::default(),
             interrupts: Interrupts::new(config.vectors, sink),
             diagnostics: Diagnostics::new(verbose),
+            clock,
         })
+    }
+
+    /// The device's time.
+    pub(crate) fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+
+    /// When `advance` has to be called next, if no request comes.
+    pub(crate) fn next_due(&self) -> Option<Nanos> {
+        self.endpoint.next_due()
+    }
+
+    /// Lets everything happen that is due by now.
+    pub(crate) fn advance(&mut self) {
+        self.advance_to(self.now());
+    }
+
+    fn advance_to(&mut self, now: Nanos) {
+        let mut env = Environment {
+            now,
+            memory: &self.memory,
+            diagnostics: &mut self.diagnostics,
+        };
+        self.endpoint.advance(&mut env);
+        let messages = self.endpoint.take_messages();
+        let mode = self.endpoint.mode();
+        self.interrupts
+            .deliver(mode, &messages, &mut self.diagnostics);
     }
 
     /// Serves a request; the result is the body of the reply. A refused request
@@ -105,9 +138,14 @@ impl Device {
         body: &[u8],
         fds: Vec<OwnedFd>,
     ) -> Result<Vec<u8>, Errno> {
+        let now = self.now();
+        // What is due happens before: it may free the room that a new command takes.
+        if self.next_due().is_some_and(|due| due <= now) {
+            self.advance_to(now);
+        }
         let served = protocol::parse(command, body)
             .map_err(Refusal::from)
-            .and_then(|request| self.serve(request, body, fds));
+            .and_then(|request| self.serve(request, body, fds, now));
         served.map_err(|refusal| {
             self.diagnostics
                 .reject(format_args!("request {command} refused: {refusal}"));
@@ -120,6 +158,7 @@ impl Device {
         request: Request<'_>,
         body: &[u8],
         fds: Vec<OwnedFd>,
+        now: Nanos,
     ) -> Result<Vec<u8>, Refusal> {
         // Some replies begin with what the request began with.
         let echo = |length: usize| body.get(..length).unwrap_or_default().to_vec();
@@ -182,6 +221,7 @@ impl Device {
                 let mut reply = echo(16);
                 reply.resize(16 + count, 0);
                 let env = Environment {
+                    now,
                     memory: &self.memory,
                     diagnostics: &mut self.diagnostics,
                 };
@@ -191,12 +231,12 @@ impl Device {
                 Ok(reply)
             }
             Request::RegionWrite(write) => {
-                self.write(&write)?;
+                self.write(&write, now)?;
                 Ok(echo(16))
             }
             Request::WriteMulti(writes) => {
                 for write in &writes {
-                    self.write(write)?;
+                    self.write(write, now)?;
                 }
                 Ok(echo(8))
             }
@@ -288,23 +328,17 @@ impl Device {
         }
     }
 
-    fn write(&mut self, write: &RegionWrite<'_>) -> Result<(), Refusal> {
+    fn write(&mut self, write: &RegionWrite<'_>, now: Nanos) -> Result<(), Refusal> {
         let target = check(write.region, write.offset, write.data.len())?;
         let mut env = Environment {
+            now,
             memory: &self.memory,
             diagnostics: &mut self.diagnostics,
         };
         self.endpoint
             .write(target, write.offset, write.data, &mut env);
-        self.deliver();
+        self.advance_to(now);
         Ok(())
-    }
-
-    fn deliver(&mut self) {
-        let messages = self.endpoint.take_messages();
-        let mode = self.endpoint.mode();
-        self.interrupts
-            .deliver(mode, &messages, &mut self.diagnostics);
     }
 
     /// Everything counted so far.
@@ -321,18 +355,38 @@ impl Device {
 
     /// Makes a disk report an asynchronous event.
     pub(crate) fn raise_event(&mut self, disk: usize) -> EventOutcome {
-        let mut env = Environment {
-            memory: &self.memory,
-            diagnostics: &mut self.diagnostics,
-        };
-        let raise = |disk: &mut Controller| disk.raise_event(&mut env);
-        let outcome = match self.endpoint.disk(disk).map(raise) {
+        let outcome = match self.endpoint.disk(disk).map(Controller::raise_event) {
             Some(true) => EventOutcome::Accepted,
             Some(false) => EventOutcome::NotNow,
             None => EventOutcome::NoSuchDisk,
         };
-        self.deliver();
+        self.advance();
         outcome
+    }
+
+    /// Changes the speed of one disk, or of all; false if there is no such disk.
+    pub(crate) fn set_service(&mut self, disk: Option<usize>, service: Service) -> bool {
+        let found = self.endpoint.set_service(disk, service);
+        self.advance();
+        found
+    }
+
+    /// Stalls a disk or lets it go on; false if there is no such disk.
+    pub(crate) fn set_stalled(&mut self, disk: usize, stalled: bool) -> bool {
+        // What is due now is not held back.
+        self.advance();
+        let now = self.now();
+        let found = self.endpoint.disk(disk).map(|disk| {
+            disk.schedule_mut().set_stalled(stalled, now);
+        });
+        self.advance();
+        found.is_some()
+    }
+
+    /// Changes the speed of what the disks share.
+    pub(crate) fn set_shared_service(&mut self, service: SharedService) {
+        self.endpoint.set_shared_service(service);
+        self.advance();
     }
 }
 

@@ -3,12 +3,16 @@
 
 use super::*;
 use crate::bytes::{put, u16_at, u32_at};
-use crate::counters::Mode;
+use crate::counters::{Mode, QueueCounters};
 use crate::interrupts::tests::Recorder;
 use crate::memory::PAGE;
 use crate::memory::tests::{contents, file};
 use crate::protocol::command;
+use crate::scheduler::Scheduler;
+use crate::service::Latency;
 use proptest::prelude::*;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Guest addresses: RAM of 16 pages, in a file with a page before and after it.
 const RAM: u64 = 0x10_0000;
@@ -35,6 +39,7 @@ struct Guest {
     device: Device,
     file: File,
     sent: Arc<Recorder>,
+    clock: Arc<AtomicU64>,
     admin_tail: u16,
     io_tail: u16,
 }
@@ -42,14 +47,42 @@ struct Guest {
 impl Guest {
     /// A device with one disk of 1 MiB and guest memory, nothing enabled.
     fn new() -> Self {
+        Self::with(Service::default(), SharedService::default())
+    }
+
+    /// The same with a certain speed.
+    fn with(service: Service, shared: SharedService) -> Self {
+        let clock = Arc::new(AtomicU64::new(0));
+        let set = Clock::Set(Arc::clone(&clock));
+        Self::with_clock(service, shared, set, clock)
+    }
+
+    fn with_clock(
+        service: Service,
+        shared: SharedService,
+        clock: Clock,
+        set: Arc<AtomicU64>,
+    ) -> Self {
         let config = Config {
+            service,
+            shared,
+            ..Self::config()
+        };
+        Self::of(&config, clock, set)
+    }
+
+    fn config() -> Config {
+        Config {
             disks: 1,
             disk_bytes: 1 << 20,
             queue_vectors: 3,
             ..Config::default()
-        };
+        }
+    }
+
+    fn of(config: &Config, clock: Clock, set: Arc<AtomicU64>) -> Self {
         let sent = Arc::new(Recorder::default());
-        let mut device = Device::new(&config, sent.clone(), false).unwrap();
+        let mut device = Device::new(config, sent.clone(), clock, false).unwrap();
         let file = file(RAM_PAGES + 4, 0xa5);
         for (flags, offset, address, size) in [
             (3_u32, PAGE, RAM, RAM_PAGES * PAGE),
@@ -63,6 +96,7 @@ impl Guest {
             device,
             file,
             sent,
+            clock: set,
             admin_tail: 0,
             io_tail: 0,
         };
@@ -134,21 +168,40 @@ impl Guest {
 
     /// A running guest with one I/O queue pair on vector 1.
     fn ready(bypass: bool) -> Self {
-        let mut guest = Self::new();
+        Self::new().boot(bypass)
+    }
+
+    fn boot(mut self, bypass: bool) -> Self {
+        let guest = &mut self;
         if bypass {
             guest.write(CONFIG, 0x44, &2_u16.to_le_bytes());
         }
         guest.enumerate();
         guest.enable();
         assert_eq!(guest.disk_read(0x1c), 1);
-        assert_eq!(guest.admin(0x05, IO_CQ, queue_dword(1), 1 << 16 | 3), 0);
-        assert_eq!(guest.admin(0x01, IO_SQ, queue_dword(1), 1 << 16 | 1), 0);
-        guest
+        guest.make_io_queues();
+        self
+    }
+
+    fn make_io_queues(&mut self) {
+        assert_eq!(self.admin(0x05, IO_CQ, queue_dword(1), 1 << 16 | 3), 0);
+        assert_eq!(self.admin(0x01, IO_SQ, queue_dword(1), 1 << 16 | 1), 0);
+        self.io_tail = 0;
+    }
+
+    /// Time passes; the scheduler's thread wakes at the end of it.
+    fn pass(&mut self, time: Nanos) {
+        self.clock.fetch_add(time, Ordering::Relaxed);
+        self.device.advance();
     }
 
     /// Submits one admin command and returns its status, 0 for success.
     fn admin(&mut self, opcode: u8, prp1: u64, dword10: u32, dword11: u32) -> u16 {
-        let command = entry(opcode, u32::from(opcode == 0x06), prp1, &[dword10, dword11]);
+        self.admin_on(u32::from(opcode == 0x06), opcode, prp1, &[dword10, dword11])
+    }
+
+    fn admin_on(&mut self, namespace: u32, opcode: u8, prp1: u64, dwords: &[u32]) -> u16 {
+        let command = entry(opcode, namespace, prp1, dwords);
         let slot = u64::from(self.admin_tail);
         self.device
             .memory
@@ -163,8 +216,12 @@ impl Guest {
 
     /// Puts a command into the I/O queue without ringing.
     fn put_io(&mut self, opcode: u8, lba: u64, blocks: u16, prp1: u64) {
+        self.put_io_on(1, opcode, lba, blocks, prp1);
+    }
+
+    fn put_io_on(&mut self, namespace: u32, opcode: u8, lba: u64, blocks: u16, prp1: u64) {
         let dwords = [lba as u32, (lba >> 32) as u32, u32::from(blocks - 1)];
-        let command = entry(opcode, 1, prp1, &dwords);
+        let command = entry(opcode, namespace, prp1, &dwords);
         self.device
             .memory
             .write(IO_SQ + u64::from(self.io_tail) * 64, &command)
@@ -543,11 +600,9 @@ fn resets_stop_the_disk_but_keep_data_and_counts() {
     assert_eq!(guest.device.counters().mode, Mode::Remap);
     assert_eq!(guest.device.counters().io_cqes(), 1);
     guest.admin_tail = 0;
-    guest.io_tail = 0;
     guest.enumerate();
     guest.enable();
-    assert_eq!(guest.admin(0x05, IO_CQ, queue_dword(1), 1 << 16 | 3), 0);
-    assert_eq!(guest.admin(0x01, IO_SQ, queue_dword(1), 1 << 16 | 1), 0);
+    guest.make_io_queues();
     guest.put_io(2, 0, 1, DATA + PAGE);
     guest.ring_io();
     let mut back = [0; 512];
@@ -566,7 +621,8 @@ fn the_quirky_id_appears_only_after_a_reset() {
         disk_bytes: 4096,
         ..Config::default()
     };
-    let mut device = Device::new(&config, Arc::new(Recorder::default()), false).unwrap();
+    let recorder = Arc::new(Recorder::default());
+    let mut device = Device::new(&config, recorder, Clock::start(), false).unwrap();
     let mut id = || {
         let mut body = write_body(CONFIG, 0, &[]);
         put(&mut body, 12, &4_u32.to_le_bytes());
@@ -608,6 +664,330 @@ fn refused_requests_have_the_right_error_and_are_counted() {
         .handle(command::DMA_MAP, &map_body(3, 0, RAM, PAGE), vec![fd]);
     assert_eq!(overlap.unwrap_err(), Errno::EXIST);
     assert_eq!(guest.device.counters().rejected, 8);
+}
+
+const US: Nanos = 1_000;
+
+fn fixed(latency: Nanos) -> Service {
+    Service {
+        latency: Latency::Fixed(latency),
+        ..Service::default()
+    }
+}
+
+#[test]
+fn a_command_completes_when_its_time_has_come() {
+    let mut guest = Guest::with(fixed(80 * US), SharedService::default()).boot(true);
+    let before = guest.messages();
+    guest.put_io(2, 0, 1, DATA);
+    guest.ring_io();
+    assert_eq!(guest.device.next_due(), Some(80 * US));
+    guest.pass(79 * US);
+    let counters = guest.device.counters();
+    assert_eq!((counters.io_cqes(), counters.disks[0].in_service), (0, 1));
+    guest.pass(US);
+    let counters = guest.device.counters();
+    assert_eq!((counters.io_cqes(), counters.disks[0].in_service), (1, 0));
+    assert_eq!(guest.messages(), before + 1);
+    assert_eq!(guest.device.next_due(), None);
+}
+
+#[test]
+fn the_schedulers_thread_completes_what_nobody_asks_for() {
+    let (service, shared) = (fixed(2000 * US), SharedService::default());
+    let mut guest = Guest::with_clock(service, shared, Clock::start(), Arc::default()).boot(true);
+    for _ in 0..3 {
+        guest.put_io(2, 0, 1, DATA);
+    }
+    let scheduler = Arc::new(Scheduler::new(guest.device));
+    let thread = std::thread::spawn({
+        let scheduler = Arc::clone(&scheduler);
+        move || scheduler.run()
+    });
+    let limit = Instant::now() + Duration::from_secs(60);
+    for tail in 1..=3_u32 {
+        let body = write_body(MEMORY, DISK_BAR + 0x1008, &tail.to_le_bytes());
+        scheduler
+            .with(|device| device.handle(command::REGION_WRITE, &body, vec![]))
+            .unwrap();
+        while scheduler.with(|device| device.counters().io_cqes()) < u64::from(tail) {
+            assert!(Instant::now() < limit, "command {tail} does not complete");
+            std::thread::yield_now();
+        }
+    }
+    scheduler.end();
+    thread.join().unwrap();
+}
+
+#[test]
+fn completions_due_together_raise_one_interrupt() {
+    let mut guest = Guest::with(fixed(80 * US), SharedService::default()).boot(true);
+    let before = guest.messages();
+    for _ in 0..3 {
+        guest.put_io(2, 0, 1, DATA);
+        guest.ring_io();
+        guest.clock.fetch_add(US, Ordering::Relaxed);
+    }
+    // Nobody woke until all three were due.
+    guest.pass(80 * US);
+    assert_eq!(guest.device.counters().io_cqes(), 3);
+    assert_eq!(guest.messages(), before + 1);
+}
+
+#[test]
+fn what_is_due_is_completed_before_a_request_is_served() {
+    let one_at_once = Service {
+        parallelism: 1,
+        ..fixed(80 * US)
+    };
+    let mut guest = Guest::with(one_at_once, SharedService::default()).boot(true);
+    guest.put_io(2, 0, 1, DATA);
+    guest.ring_io();
+    guest.clock.fetch_add(100 * US, Ordering::Relaxed);
+    guest.put_io(2, 0, 1, DATA);
+    guest.ring_io();
+    // The second one starts when it is rung, not when the first one was over.
+    assert_eq!(guest.device.next_due(), Some(180 * US));
+}
+
+#[test]
+fn more_commands_than_a_disk_serves_at_once_wait_in_the_queue() {
+    let two_at_once = Service {
+        parallelism: 2,
+        ..fixed(10 * US)
+    };
+    let mut guest = Guest::with(two_at_once, SharedService::default()).boot(true);
+    for _ in 0..5 {
+        guest.put_io(2, 0, 1, DATA);
+    }
+    guest.ring_io();
+    for completed in [2, 4, 5] {
+        assert!(guest.device.counters().disks[0].in_service <= 2);
+        guest.pass(10 * US);
+        assert_eq!(guest.device.counters().io_cqes(), completed);
+    }
+    // A thread that wakes late loses no time.
+    for _ in 0..5 {
+        guest.put_io(2, 0, 1, DATA);
+    }
+    guest.disk_write(0x100c, 5);
+    guest.ring_io();
+    guest.pass(30 * US);
+    assert_eq!(guest.device.counters().io_cqes(), 10);
+}
+
+#[test]
+fn a_new_speed_holds_for_new_commands() {
+    let mut guest = Guest::with(fixed(80 * US), SharedService::default()).boot(true);
+    guest.put_io(2, 0, 1, DATA);
+    guest.ring_io();
+    assert!(guest.device.set_service(Some(0), fixed(10 * US)));
+    assert!(!guest.device.set_service(Some(1), fixed(10 * US)));
+    guest.put_io(2, 0, 1, DATA);
+    guest.ring_io();
+    guest.device.set_shared_service(SharedService {
+        latency: Latency::Fixed(5 * US),
+        ..SharedService::default()
+    });
+    guest.put_io(2, 0, 1, DATA);
+    guest.ring_io();
+    for (time, completed) in [(10, 1), (5, 2), (64, 2), (1, 3)] {
+        guest.pass(time * US);
+        assert_eq!(guest.device.counters().io_cqes(), completed);
+    }
+}
+
+#[test]
+fn namespaces_are_apart_and_may_have_blocks_of_4_kib() {
+    let config = Config {
+        namespaces: 2,
+        block_size: crate::BlockSize::B4096,
+        ..Guest::config()
+    };
+    let mut guest = Guest::of(&config, Clock::start(), Arc::default()).boot(true);
+    let memory = |guest: &Guest, address: u64, length: usize| {
+        let mut bytes = vec![0; length];
+        guest.device.memory.read(address, &mut bytes).unwrap();
+        bytes
+    };
+    // The list of namespaces after 0 and after 1, and how many there may be.
+    assert_eq!(guest.admin_on(0, 6, DATA, &[2]), 0);
+    assert_eq!(
+        memory(&guest, DATA, 12),
+        [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]
+    );
+    assert_eq!(guest.admin_on(1, 6, DATA, &[2]), 0);
+    assert_eq!(memory(&guest, DATA, 8), [2, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(guest.admin_on(0, 6, DATA, &[1]), 0);
+    assert_eq!(memory(&guest, DATA + 516, 4), [2, 0, 0, 0]);
+    let mut identifiers = vec![];
+    for namespace in [1, 2] {
+        assert_eq!(guest.admin_on(namespace, 6, DATA, &[0]), 0);
+        assert_eq!(memory(&guest, DATA, 8), 256_u64.to_le_bytes());
+        assert_eq!(memory(&guest, DATA + 130, 1), [12]);
+        identifiers.push(memory(&guest, DATA + 120, 8));
+        assert_eq!(guest.admin_on(namespace, 6, DATA, &[3]), 0);
+        assert_eq!(
+            memory(&guest, DATA + 4, 8),
+            identifiers[identifiers.len() - 1]
+        );
+    }
+    assert_ne!(identifiers[0], identifiers[1]);
+    for cns in [0, 3] {
+        for namespace in [0, 3, u32::MAX] {
+            assert_eq!(guest.admin_on(namespace, 6, DATA, &[cns]), 0x400b);
+        }
+    }
+
+    guest.device.memory.write(DATA, &[0x42; 4096]).unwrap();
+    guest.put_io_on(2, 1, 255, 1, DATA);
+    guest.put_io_on(1, 2, 255, 1, DATA + PAGE);
+    guest.put_io_on(2, 2, 255, 1, DATA + 2 * PAGE);
+    guest.put_io_on(2, 2, 256, 1, DATA);
+    guest.put_io_on(3, 2, 0, 1, DATA);
+    guest.put_io_on(u32::MAX, 0, 0, 1, 0);
+    guest.put_io_on(u32::MAX, 2, 0, 1, DATA);
+    guest.ring_io();
+    let statuses: Vec<u16> = (0..7).map(|slot| guest.status(IO_CQ, slot)).collect();
+    assert_eq!(statuses, [0, 0, 0, 0x4080, 0x400b, 0, 0x400b]);
+    assert_eq!(memory(&guest, DATA + PAGE, 4096), [0; 4096]);
+    assert_eq!(memory(&guest, DATA + 2 * PAGE, 4096), [0x42; 4096]);
+}
+
+#[test]
+fn interrupts_are_coalesced_as_the_guest_asks() {
+    let mut guest = Guest::ready(true);
+    // Three completions or 500 us, but not on vector 2; there is no vector 3.
+    assert_eq!(guest.admin(0x09, 0, 0x08, 5 << 8 | 2), 0);
+    assert_eq!(guest.admin(0x09, 0, 0x09, 1 << 16 | 2), 0);
+    assert_eq!(guest.admin(0x09, 0, 0x09, 1 << 16 | 3), 0x4002);
+    assert_eq!(guest.admin(0x0a, 0, 0x09, 3), 0x4002);
+    let before = guest.messages();
+    for posted in 1..=7 {
+        guest.put_io(2, 0, 1, DATA);
+        guest.ring_io();
+        guest.disk_write(0x100c, posted);
+        guest.pass(100 * US);
+        assert_eq!(guest.messages(), before + posted as usize / 3);
+    }
+    // The admin queue's interrupts are not held back, and do not help others.
+    assert_eq!(guest.admin(0x06, DATA, 1, 0), 0);
+    assert_eq!(guest.messages(), before + 3);
+    guest.pass(399 * US);
+    assert_eq!(guest.messages(), before + 3);
+    guest.pass(US);
+    assert_eq!(guest.messages(), before + 4);
+    assert_eq!(guest.device.next_due(), None);
+    assert_eq!(guest.device.counters().disks[0].held_interrupts, 5);
+    // A reset of the controller forgets the settings.
+    guest.disk_write(0x14, 0);
+    guest.admin_tail = 0;
+    guest.fill_ram(0);
+    guest.enable();
+    guest.make_io_queues();
+    let before = guest.messages();
+    guest.put_io(2, 0, 1, DATA);
+    guest.ring_io();
+    assert_eq!(guest.messages(), before + 1);
+}
+
+#[test]
+fn an_exempt_vector_interrupts_at_once() {
+    let mut guest = Guest::ready(true);
+    assert_eq!(guest.admin(0x09, 0, 0x08, 5 << 8 | 2), 0);
+    assert_eq!(guest.admin(0x09, 0, 0x09, 1 << 16 | 1), 0);
+    let before = guest.messages();
+    guest.put_io(2, 0, 1, DATA);
+    guest.ring_io();
+    assert_eq!(guest.messages(), before + 1);
+}
+
+#[test]
+fn a_stalled_disk_takes_and_completes_nothing_until_it_is_resumed() {
+    let mut guest = Guest::with(fixed(80 * US), SharedService::default()).boot(true);
+    guest.put_io(2, 0, 1, DATA);
+    guest.ring_io();
+    assert!(guest.device.set_stalled(0, true) && !guest.device.set_stalled(1, true));
+    guest.put_io(2, 0, 1, DATA);
+    guest.ring_io();
+    guest.device.raise_event(0);
+    guest.pass(1_000_000 * US);
+    let counters = guest.device.counters();
+    assert_eq!((counters.io_cqes(), counters.disks[0].in_service), (0, 1));
+    assert_eq!(guest.device.next_due(), None);
+    assert!(guest.device.set_stalled(0, false));
+    assert_eq!(guest.device.counters().io_cqes(), 1);
+    guest.pass(80 * US);
+    assert_eq!(guest.device.counters().io_cqes(), 2);
+    assert_accounted(&guest.device.counters());
+}
+
+/// What the commands of a queue, or of all of them, came to.
+fn assert_accounted(counters: &Counters) {
+    for disk in &counters.disks {
+        let of = |queue: &QueueCounters| queue.reads + queue.writes + queue.flushes + queue.other;
+        let io = &disk.queues[1.min(disk.queues.len())..];
+        let taken: u64 = io.iter().map(of).sum();
+        let ended: u64 = io.iter().map(|queue| queue.cqes + queue.discarded).sum();
+        assert_eq!(taken, ended + disk.in_service);
+        for queue in &disk.queues {
+            assert!(queue.cqes + queue.discarded <= of(queue));
+            assert!(queue.cqes_skipped <= queue.cqes);
+        }
+    }
+}
+
+/// Ways to end a queue while it has commands in service.
+#[test]
+fn a_command_of_a_queue_that_is_gone_never_completes() {
+    type End = fn(&mut Guest);
+    let ends: [End; 4] = [
+        |guest| {
+            assert_eq!(guest.admin(0x00, 0, 1, 0), 0);
+            assert_eq!(guest.admin(0x04, 0, 1, 0), 0);
+        },
+        |guest| assert_eq!(guest.admin(0x00, 0, 1, 0), 0),
+        |guest| {
+            guest.disk_write(0x14, 0);
+            guest.admin_tail = 0;
+            guest.fill_ram(0);
+            guest.enable();
+        },
+        |guest| {
+            guest.write(CFGBAR, (1 << 20) + 0x48, &0x8000_u16.to_le_bytes());
+            guest.admin_tail = 0;
+            guest.fill_ram(0);
+            guest.enumerate();
+            guest.enable();
+        },
+    ];
+    for (index, end) in ends.into_iter().enumerate() {
+        let mut guest = Guest::with(fixed(80 * US), SharedService::default()).boot(true);
+        for _ in 0..3 {
+            guest.put_io(2, 0, 1, DATA);
+        }
+        guest.ring_io();
+        end(&mut guest);
+        if index == 1 {
+            assert_eq!(guest.admin(0x01, IO_SQ, queue_dword(1), 1 << 16 | 1), 0);
+            guest.io_tail = 0;
+        } else {
+            guest.make_io_queues();
+        }
+        let before = guest.messages();
+        guest.pass(1000 * US);
+        let counters = guest.device.counters();
+        assert_eq!((counters.io_cqes(), guest.messages()), (0, before));
+        assert_eq!(counters.disks[0].queues[1].discarded, 3);
+        assert_accounted(&counters);
+        // All slots of the completion queue are free again.
+        for _ in 0..7 {
+            guest.put_io(2, 0, 1, DATA);
+        }
+        guest.ring_io();
+        guest.pass(80 * US);
+        assert_eq!(guest.device.counters().io_cqes(), 7, "end {index}");
+    }
 }
 
 /// Values that are likely to reach interesting places.
@@ -653,6 +1033,40 @@ fn random_command() -> impl Strategy<Value = [u8; 64]> {
         })
 }
 
+/// Speeds that make commands of one test overlap, wait, and miss each other.
+fn any_speed() -> impl Strategy<Value = (Service, SharedService)> {
+    let latency = || {
+        prop_oneof![
+            Just(Latency::Fixed(0)),
+            (0..200 * US).prop_map(Latency::Fixed),
+            (0..50 * US, 0..500 * US).prop_map(|(low, more)| Latency::Uniform {
+                low,
+                high: low + more
+            }),
+            (1..4_u32).prop_map(|one_in| Latency::Tail {
+                usual: US,
+                rare: 400 * US,
+                one_in
+            }),
+        ]
+    };
+    let iops = || prop::option::of(1_000..1_000_000_u32);
+    let service = (latency(), 1..9_u32, iops()).prop_map(|(latency, parallelism, iops)| Service {
+        latency,
+        parallelism,
+        iops,
+    });
+    let shared = (latency(), prop::option::of(1..4_u32), iops(), 1..3_u8).prop_map(
+        |(latency, parallelism, iops, from_disks)| SharedService {
+            latency,
+            parallelism,
+            iops,
+            from_disks,
+        },
+    );
+    (service, shared)
+}
+
 /// A write to the disk's registers, doorbells or MSI-X table, or elsewhere.
 fn random_write() -> impl Strategy<Value = (u32, u64, Vec<u8>)> {
     let disk = 1_u64 << 20;
@@ -695,8 +1109,10 @@ proptest! {
         io in prop::collection::vec(random_command(), 7),
         list in prop::collection::vec(interesting_u64(), 64),
         rounds in 1..4_usize,
+        (service, shared) in any_speed(),
+        pauses in prop::collection::vec(0..100 * US, 8),
     ) {
-        let mut guest = Guest::ready(true);
+        let mut guest = Guest::with(service, shared).boot(true);
         let list: Vec<u8> = list.iter().flat_map(|word| word.to_le_bytes()).collect();
         for page in 8..RAM_PAGES {
             guest.device.memory.write(RAM + page * PAGE, &list).unwrap();
@@ -709,34 +1125,44 @@ proptest! {
             for (slot, command) in (0..).zip(&admin) {
                 guest.device.memory.write(ADMIN_SQ + slot * 64, command).unwrap();
             }
-            for tail in 0..8 {
+            for (tail, pause) in (0..8).zip(&pauses) {
                 guest.disk_write(0x1008, tail);
                 guest.disk_write(0x1000, tail);
                 guest.disk_write(0x100c, tail);
                 guest.disk_write(0x1004, tail);
+                guest.pass(*pause);
             }
             guest.device.raise_event(0);
         }
+        assert_accounted(&guest.device.counters());
+        // Whatever is in service ends.
+        guest.pass(3600 * 1_000_000 * US);
+        prop_assert_eq!(guest.device.next_due(), None);
         let counters = guest.device.counters();
-        for queue in &counters.disks[0].queues {
-            let taken = queue.reads + queue.writes + queue.flushes + queue.other;
-            // An asynchronous event request is taken but may wait.
-            prop_assert!(queue.cqes <= taken && taken - queue.cqes <= 4);
-            prop_assert!(queue.cqes_skipped <= queue.cqes);
-        }
+        prop_assert_eq!(counters.disks[0].in_service, 0);
+        assert_accounted(&counters);
+        let admin = &counters.disks[0].queues[0];
+        // An asynchronous event request is taken but may wait.
+        prop_assert!(admin.other - admin.cqes - admin.discarded <= 4);
         prop_assert!(counters.msis() <= counters.cqes());
         prop_assert_eq!(counters.bypass_msis + counters.undelivered_msis, counters.msis());
         guest.assert_rest_untouched();
     }
 
-    /// Any writes and reads of the regions, on a running disk.
+    /// Any writes and reads of the regions, on a running disk with commands in service.
     #[test]
     fn random_accesses_do_no_harm(
-        accesses in prop::collection::vec((random_write(), any::<bool>()), 1..60),
+        accesses in prop::collection::vec((random_write(), any::<bool>(), 0..50 * US), 1..60),
         bypass in any::<bool>(),
+        (service, shared) in any_speed(),
     ) {
-        let mut guest = Guest::ready(bypass);
-        for ((region, offset, data), is_read) in accesses {
+        let mut guest = Guest::with(service, shared).boot(bypass);
+        for _ in 0..7 {
+            guest.put_io(2, 0, 1, DATA);
+        }
+        guest.ring_io();
+        for ((region, offset, data), is_read, pause) in accesses {
+            guest.pass(pause);
             let mut body = write_body(region, offset, &data);
             let code = if is_read {
                 body.truncate(16);
@@ -748,6 +1174,9 @@ proptest! {
                 prop_assert_eq!(reply.len(), if is_read { 16 + data.len() } else { 16 });
             }
         }
+        guest.pass(3600 * 1_000_000 * US);
+        prop_assert_eq!(guest.device.next_due(), None);
+        assert_accounted(&guest.device.counters());
         guest.assert_rest_untouched();
     }
 

@@ -14,6 +14,7 @@ use crate::pci::{
     CAP_MSIX, COMMAND_WRITABLE, ConfigSpace, Message, STATUS_CAPABILITIES, msix, register,
     root_port,
 };
+use crate::service::{Disk, Nanos, Service, Shared, SharedService, Start};
 
 /// `VMD_CFGBAR`: the configuration space of the domain behind, bus in bits 20
 /// and up, device and function in bits 12 to 19.
@@ -90,6 +91,7 @@ pub(crate) struct Endpoint {
     id: DeviceId,
     config: ConfigSpace,
     slots: Vec<Slot>,
+    shared: Shared,
 }
 
 impl Endpoint {
@@ -100,12 +102,14 @@ impl Endpoint {
                 let identity = Identity {
                     index: index as u16,
                     nqn: format!("nqn.2026-11.lab.vmd:{serial}"),
-                    eui64: eui64(&serial),
+                    eui64: (1..=config.namespaces)
+                        .map(|namespace| eui64(&serial, namespace))
+                        .collect(),
                     serial,
                 };
                 Ok(Slot {
                     port: root_port::config_space(index),
-                    disk: Controller::new(identity, config.disk_bytes, config.queue_vectors)?,
+                    disk: Controller::new(identity, config)?,
                 })
             })
             .collect::<Result<_, MmapRegionError>>()?;
@@ -113,6 +117,7 @@ impl Endpoint {
             id: config.id,
             config: config_space(config),
             slots,
+            shared: Shared::new(config.shared),
         })
     }
 
@@ -137,14 +142,46 @@ impl Endpoint {
     }
 
     pub(crate) fn disk_counters(&self) -> Vec<DiskCounters> {
-        self.slots
-            .iter()
-            .map(|slot| slot.disk.counters().clone())
-            .collect()
+        self.slots.iter().map(|slot| slot.disk.counters()).collect()
     }
 
     pub(crate) fn disk(&mut self, index: usize) -> Option<&mut Controller> {
         self.slots.get_mut(index).map(|slot| &mut slot.disk)
+    }
+
+    /// Lets everything happen that is due by now, and posts together what was
+    /// finished.
+    pub(crate) fn advance(&mut self, env: &mut Environment<'_>) {
+        self.shared.advance(&mut self.slots, env.now, env);
+        for slot in &mut self.slots {
+            slot.disk.post(env);
+        }
+    }
+
+    /// When `advance` has to be called next, if the guest does nothing.
+    pub(crate) fn next_due(&self) -> Option<Nanos> {
+        let held = |slot: &Slot| slot.disk.next_held_interrupt();
+        let held = self.slots.iter().filter_map(held).min();
+        [self.shared.next_due(&self.slots), held]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    pub(crate) fn set_shared_service(&mut self, service: SharedService) {
+        self.shared.set_service(service);
+    }
+
+    /// Changes the speed of one disk, or of all; false if there is no such disk.
+    pub(crate) fn set_service(&mut self, disk: Option<usize>, service: Service) -> bool {
+        let mut found = false;
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            if disk.is_none_or(|disk| disk == index) {
+                slot.disk.schedule_mut().set_service(service);
+                found = true;
+            }
+        }
+        found
     }
 
     /// All messages that disks have raised since the last call.
@@ -254,6 +291,30 @@ impl Endpoint {
     }
 }
 
+impl Disk for Slot {
+    type Environment<'a> = Environment<'a>;
+
+    fn has_waiting(&self) -> bool {
+        self.disk.is_rung()
+    }
+
+    fn take(&mut self, start: Start<'_>, env: &mut Environment<'_>) -> bool {
+        self.disk.fetch(start, env)
+    }
+
+    fn in_service(&self) -> usize {
+        self.disk.schedule().in_service()
+    }
+
+    fn next_due(&self) -> Option<Nanos> {
+        self.disk.schedule().next_due()
+    }
+
+    fn finish(&mut self, at: Nanos) {
+        self.disk.finish(at);
+    }
+}
+
 impl Slot {
     fn write_port(&mut self, register: usize, data: &[u8]) {
         self.port.write(register, data);
@@ -310,11 +371,12 @@ fn config_space(config: &Config) -> ConfigSpace {
     space
 }
 
-/// An identifier derived from the serial number (FNV-1a), so that it is the same
-/// in every run and differs between disks.
-fn eui64(serial: &str) -> u64 {
+/// An identifier derived from the serial number and the namespace's (FNV-1a), so
+/// that it is the same in every run and differs between namespaces.
+fn eui64(serial: &str, namespace: u8) -> u64 {
     serial
         .bytes()
+        .chain([namespace])
         .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         })

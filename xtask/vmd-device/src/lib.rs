@@ -4,7 +4,7 @@
 //! The client's messages (`connection`, `protocol`) go to the device (`device`),
 //! which is a VMD endpoint (`endpoint`) with root ports (`pci`) and NVMe
 //! controllers (`nvme`) behind it. Data move to and from guest memory
-//! (`memory`); interrupts leave through the VMD's own vectors or past them
+//! (`memory`), when they are due (`service`, `scheduler`); interrupts leave through the VMD's own vectors or past them
 //! (`interrupts`). Everything is counted (`counters`) and can be read while the
 //! guest runs (`control`).
 //!
@@ -18,6 +18,7 @@
 //! Disk `i` has the serial number [`Config::serial`]`(i)` and sits in slot `i`.
 
 mod bytes;
+mod clock;
 mod config;
 mod connection;
 pub mod control;
@@ -30,8 +31,11 @@ mod memory;
 mod nvme;
 mod pci;
 mod protocol;
+mod scheduler;
 mod server;
+mod service;
 
-pub use config::{Args, Config, DeviceId, MAX_DISKS};
+pub use config::{Args, BlockSize, Config, DeviceId, MAX_DISKS, MAX_NAMESPACES};
 pub use counters::{Counters, DiskCounters, Mode, QueueCounters};
 pub use server::run;
+pub use service::{Latency, MAX_PARALLELISM, Service, SharedService};

@@ -2,17 +2,19 @@
 
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use anyhow::Context;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
+use crate::clock::Clock;
 use crate::config::Args;
-use crate::connection::{Connection, lock};
+use crate::connection::Connection;
 use crate::device::Device;
 use crate::protocol;
+use crate::scheduler::Scheduler;
 
 /// Serves one client until it goes away.
 ///
@@ -43,14 +45,23 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         .accept()
         .context("cannot accept the vfio-user client")?;
     let connection = Arc::new(Connection::new(stream));
-    let device = Device::new(&config, connection.clone(), verbose)
+    let device = Device::new(&config, connection.clone(), Clock::start(), verbose)
         .context("cannot reserve memory for the disks; make them smaller with --disk-bytes")?;
-    let device = Arc::new(Mutex::new(device));
+    let device = Arc::new(Scheduler::new(device));
     crate::control::serve(control_listener, Arc::clone(&device))
         .context("cannot start a thread")?;
 
+    let thread = Arc::clone(&device);
+    let thread = std::thread::Builder::new()
+        .name("scheduler".to_owned())
+        .spawn(move || thread.run())
+        .context("cannot start a thread")?;
     let served = serve(&connection, &device);
-    let counters = lock(&device).counters();
+    device.end();
+    if thread.join().is_err() {
+        eprintln!("vmd-device: the scheduler ended early");
+    }
+    let counters = device.with(|device| device.counters());
     eprintln!(
         "vmd-device: client gone; {} completions, {} MSIs of disks, {} undelivered, {} rejected",
         counters.cqes(),
@@ -61,7 +72,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     served
 }
 
-fn serve(connection: &Connection, device: &Mutex<Device>) -> anyhow::Result<()> {
+fn serve(connection: &Connection, device: &Scheduler) -> anyhow::Result<()> {
     while let Some(message) = connection.receive()? {
         let header = message.header;
         if header.is_reply() {
@@ -71,7 +82,8 @@ fn serve(connection: &Connection, device: &Mutex<Device>) -> anyhow::Result<()> 
             }
             continue;
         }
-        let result = lock(device).handle(header.command, &message.body, message.fds);
+        let result =
+            device.with(|device| device.handle(header.command, &message.body, message.fds));
         if !header.wants_reply() {
             continue;
         }

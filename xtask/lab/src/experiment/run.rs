@@ -414,6 +414,7 @@ pub(super) mod tests {
                 },
             ],
             child_vector_msis: vec![20, reads],
+            ..DiskCounters::default()
         };
         Readings {
             daemon: Scrape::parse(&text).unwrap(),

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::command::{Command, Outcome, Status, Taken};
+use super::coalescing::Coalescing;
+use super::command::{Command, Outcome, QueueLife, Status, Taken};
 use super::identify::{self, Identity, MAX_EVENT_REQUESTS};
 use super::prp;
 use super::queue::{CompletionQueue, MAX_ENTRIES, SubmissionQueue};
+use super::registers::AdminQueues;
 use super::store::Store;
 use crate::bytes::put;
 use crate::memory::{GuestMemory, PAGE};
@@ -22,10 +24,11 @@ const GET_FEATURES: u8 = 0x0a;
 pub(crate) const ASYNCHRONOUS_EVENT_REQUEST: u8 = 0x0c;
 
 const FEATURE_NUMBER_OF_QUEUES: u8 = 0x07;
+const FEATURE_INTERRUPT_COALESCING: u8 = 0x08;
+const FEATURE_INTERRUPT_VECTOR: u8 = 0x09;
 /// Features whose value is only kept: arbitration, power, temperature
-/// threshold, error recovery, interrupt coalescing and vector configuration,
-/// write atomicity, event configuration.
-const KEPT_FEATURES: [u8; 8] = [0x01, 0x02, 0x04, 0x05, 0x08, 0x09, 0x0a, 0x0b];
+/// threshold, error recovery, write atomicity, event configuration.
+const KEPT_FEATURES: [u8; 6] = [0x01, 0x02, 0x04, 0x05, 0x0a, 0x0b];
 
 const LOG_ERRORS: u8 = 0x01;
 const LOG_HEALTH: u8 = 0x02;
@@ -41,8 +44,10 @@ const MAX_EVENTS: usize = 16;
 /// The queues of a controller, by id.
 #[derive(Debug)]
 pub(crate) struct Queues {
-    pub(crate) submission: Vec<Option<SubmissionQueue>>,
-    pub(crate) completion: Vec<Option<CompletionQueue>>,
+    submission: Vec<Option<SubmissionQueue>>,
+    completion: Vec<Option<CompletionQueue>>,
+    /// Queues made so far, also before any reset.
+    generations: u64,
 }
 
 impl Queues {
@@ -52,6 +57,37 @@ impl Queues {
         Self {
             submission: (0..slots).map(|_| None).collect(),
             completion: (0..slots).map(|_| None).collect(),
+            generations: 0,
+        }
+    }
+
+    /// The life of a queue that is about to be made.
+    fn new_life(&mut self, id: u16) -> QueueLife {
+        self.generations += 1;
+        QueueLife {
+            id,
+            generation: self.generations,
+        }
+    }
+
+    /// Makes the admin queues, whose interrupts use vector 0.
+    pub(crate) fn make_admin(&mut self, at: AdminQueues) {
+        let (submission, completion) = (self.new_life(0), self.new_life(0));
+        if let (Some(submissions), Some(completions)) =
+            (self.submission.first_mut(), self.completion.first_mut())
+        {
+            *submissions = Some(SubmissionQueue::new(
+                submission,
+                at.submission_base,
+                at.submission_entries,
+                completion,
+            ));
+            *completions = Some(CompletionQueue::new(
+                completion,
+                at.completion_base,
+                at.completion_entries,
+                Some(0),
+            ));
         }
     }
 
@@ -68,6 +104,18 @@ impl Queues {
         self.completion.get_mut(usize::from(id))?.as_mut()
     }
 
+    /// The completion queue of this life, if that has not ended.
+    pub(crate) fn living_completion(&mut self, life: QueueLife) -> Option<&mut CompletionQueue> {
+        self.completion(life.id).filter(|queue| queue.life == life)
+    }
+
+    /// Whether the submission queue of this life still exists.
+    pub(crate) fn is_living_submission(&self, life: QueueLife) -> bool {
+        let slot = self.submission.get(usize::from(life.id));
+        slot.and_then(Option::as_ref)
+            .is_some_and(|queue| queue.life == life)
+    }
+
     /// Submission queues whose completions go to queue `id`.
     pub(crate) fn feeding(&self, id: u16) -> Vec<u16> {
         (0..)
@@ -75,7 +123,7 @@ impl Queues {
             .filter(|(_, queue)| {
                 queue
                     .as_ref()
-                    .is_some_and(|queue| queue.completion_queue == id)
+                    .is_some_and(|queue| queue.completion.id == id)
             })
             .map(|(submission, _)| submission)
             .collect()
@@ -101,6 +149,7 @@ impl Queues {
 /// Admin state beside the queues.
 #[derive(Debug, Default)]
 pub(crate) struct AdminState {
+    pub(crate) coalescing: Coalescing,
     features: BTreeMap<u8, u32>,
     /// Event requests that wait for an event.
     requests: VecDeque<Taken>,
@@ -110,6 +159,11 @@ pub(crate) struct AdminState {
 
 impl AdminState {
     /// Keeps an event request until there is an event.
+    /// Event requests that wait for an event.
+    pub(crate) fn parked(&self) -> usize {
+        self.requests.len()
+    }
+
     pub(crate) fn park(&mut self, request: Taken) -> Result<(), Status> {
         if self.requests.len() >= MAX_EVENT_REQUESTS {
             return Err(Status::TOO_MANY_EVENT_REQUESTS);
@@ -143,7 +197,7 @@ impl AdminState {
 /// What admin commands work on.
 pub(crate) struct AdminContext<'a> {
     pub(crate) identity: &'a Identity,
-    pub(crate) store: &'a Store,
+    pub(crate) namespaces: &'a [Store],
     pub(crate) queues: &'a mut Queues,
     pub(crate) state: &'a mut AdminState,
     pub(crate) memory: &'a GuestMemory,
@@ -190,14 +244,16 @@ impl AdminContext<'_> {
 
     fn create_completion_queue(&mut self, command: &Command) -> Outcome {
         const INTERRUPTS_ENABLED: u32 = 2;
-        let slot = Queues::vacant(&mut self.queues.completion, command.low(10))?;
+        let id = command.low(10);
+        let life = self.queues.new_life(id);
+        let slot = Queues::vacant(&mut self.queues.completion, id)?;
         let (base, entries) = Self::ring(command)?;
         let vector = command.high(11);
         if vector >= self.vectors {
             return Err(Status::INVALID_VECTOR);
         }
         let vector = (command.dword(11) & INTERRUPTS_ENABLED != 0).then_some(vector);
-        *slot = Some(CompletionQueue::new(base, entries, vector));
+        *slot = Some(CompletionQueue::new(life, base, entries, vector));
         Ok(0)
     }
 
@@ -206,12 +262,14 @@ impl AdminContext<'_> {
         if completion_queue == 0 {
             return Err(Status::INVALID_QUEUE_ID);
         }
-        if self.queues.completion(completion_queue).is_none() {
+        let Some(completion) = self.queues.completion(completion_queue).map(|it| it.life) else {
             return Err(Status::INVALID_COMPLETION_QUEUE);
-        }
-        let slot = Queues::vacant(&mut self.queues.submission, command.low(10))?;
+        };
+        let id = command.low(10);
+        let life = self.queues.new_life(id);
+        let slot = Queues::vacant(&mut self.queues.submission, id)?;
         let (base, entries) = Self::ring(command)?;
-        *slot = Some(SubmissionQueue::new(base, entries, completion_queue));
+        *slot = Some(SubmissionQueue::new(life, base, entries, completion));
         Ok(0)
     }
 
@@ -235,13 +293,16 @@ impl AdminContext<'_> {
         const BROADCAST: u32 = 0xffff_fffe;
         const NVM_COMMAND_SET: u32 = 0;
         let namespace = command.namespace();
+        let store = (namespace as usize)
+            .checked_sub(1)
+            .and_then(|index| self.namespaces.get(index))
+            .ok_or(Status::INVALID_NAMESPACE);
         let data = match command.dword(10) & 0xff {
-            0 | 3 if namespace != 1 => return Err(Status::INVALID_NAMESPACE),
             2 if namespace >= BROADCAST => return Err(Status::INVALID_NAMESPACE),
-            0 => identify::namespace(self.identity, self.store.blocks()),
+            0 => identify::namespace(self.identity, namespace, store?),
             1 => identify::controller(self.identity),
-            2 => identify::active_namespaces(namespace),
-            3 => identify::namespace_descriptors(self.identity),
+            2 => identify::active_namespaces(self.identity, namespace),
+            3 => store.map(|_| identify::namespace_descriptors(self.identity, namespace))?,
             6 if command.dword(11) >> 24 == NVM_COMMAND_SET => identify::command_set_limits(),
             _ => return Err(Status::INVALID_FIELD),
         };
@@ -292,11 +353,30 @@ impl AdminContext<'_> {
                     .insert(FEATURE_NUMBER_OF_QUEUES, granted);
                 Ok(granted)
             }
+            FEATURE_INTERRUPT_COALESCING => {
+                self.state.coalescing.set(value);
+                Ok(0)
+            }
+            FEATURE_INTERRUPT_VECTOR => {
+                self.vector(command)?;
+                self.state.coalescing.configure(value);
+                Ok(0)
+            }
             feature if KEPT_FEATURES.contains(&feature) => {
                 self.state.features.insert(feature, value);
                 Ok(0)
             }
             _ => Err(Status::INVALID_FIELD),
+        }
+    }
+
+    /// The vector that a feature is about.
+    fn vector(&self, command: &Command) -> Result<u16, Status> {
+        let vector = command.low(11);
+        if vector < self.vectors {
+            Ok(vector)
+        } else {
+            Err(Status::INVALID_FIELD)
         }
     }
 
@@ -308,6 +388,11 @@ impl AdminContext<'_> {
         let most = u32::from(self.vectors.saturating_sub(2));
         match feature {
             FEATURE_NUMBER_OF_QUEUES => Ok(most | most << 16),
+            FEATURE_INTERRUPT_COALESCING => Ok(self.state.coalescing.get()),
+            FEATURE_INTERRUPT_VECTOR => {
+                let vector = self.vector(command)?;
+                Ok(self.state.coalescing.configuration(vector))
+            }
             feature if KEPT_FEATURES.contains(&feature) => Ok(0),
             _ => Err(Status::INVALID_FIELD),
         }

@@ -92,13 +92,21 @@ impl Status {
 /// What a command produced: the first dword of its completion, or an error.
 pub(crate) type Outcome = Result<u32, Status>;
 
+/// One life of a queue: a queue that is made after another was deleted has the
+/// same id and another generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueLife {
+    pub(crate) id: u16,
+    pub(crate) generation: u64,
+}
+
 /// A command taken from a submission queue: everything its completion needs,
 /// so that it may be finished later.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
     pub(crate) command: Command,
-    pub(crate) submission_queue: u16,
-    pub(crate) completion_queue: u16,
+    pub(crate) submission: QueueLife,
+    pub(crate) completion: QueueLife,
     /// The submission queue's head after the command was taken.
     pub(crate) head: u16,
 }

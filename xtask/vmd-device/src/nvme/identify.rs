@@ -2,6 +2,7 @@
 
 use super::prp::MAX_TRANSFER;
 use super::registers::VERSION;
+use super::store::Store;
 use crate::bytes::put;
 use crate::memory::PAGE;
 
@@ -15,8 +16,17 @@ pub(crate) struct Identity {
     pub(crate) serial: String,
     /// NVMe qualified name, unique in the guest.
     pub(crate) nqn: String,
-    /// Extended unique identifier of the namespace, unique in the guest.
-    pub(crate) eui64: u64,
+    /// Extended unique identifier of each namespace, unique in the guest.
+    pub(crate) eui64: Vec<u64>,
+}
+
+impl Identity {
+    /// The identifier of a namespace that exists.
+    fn eui64(&self, namespace: u32) -> [u8; 8] {
+        let index = (namespace as usize).wrapping_sub(1);
+        let eui64 = self.eui64.get(index).copied().unwrap_or_default();
+        eui64.to_be_bytes()
+    }
 }
 
 /// Outstanding asynchronous event requests that are accepted.
@@ -46,10 +56,10 @@ pub(crate) fn controller(identity: &Identity) -> Vec<u8> {
     // Temperature thresholds in kelvin.
     put(&mut data, 266, &343_u16.to_le_bytes());
     put(&mut data, 268, &353_u16.to_le_bytes());
-    // Queue entry sizes as powers of two, required and maximum; one namespace.
+    // Queue entry sizes as powers of two, required and maximum; namespaces.
     data[512] = 0x66;
     data[513] = 0x44;
-    put(&mut data, 516, &1_u32.to_le_bytes());
+    put(&mut data, 516, &(identity.eui64.len() as u32).to_le_bytes());
     // Optional command: write zeroes.
     put(&mut data, 520, &0x0008_u16.to_le_bytes());
     put(&mut data, 768, &clipped(&identity.nqn, 255));
@@ -70,33 +80,34 @@ fn transfer_exponent() -> u8 {
     (MAX_TRANSFER / PAGE as usize).ilog2() as u8
 }
 
-/// The one namespace, `blocks` blocks of 512 bytes.
-pub(crate) fn namespace(identity: &Identity, blocks: u64) -> Vec<u8> {
+/// A namespace with this store.
+pub(crate) fn namespace(identity: &Identity, namespace: u32, store: &Store) -> Vec<u8> {
     let mut data = vec![0; LEN];
     // Size, capacity, utilisation.
     for offset in [0, 8, 16] {
-        put(&mut data, offset, &blocks.to_le_bytes());
+        put(&mut data, offset, &store.blocks().to_le_bytes());
     }
-    put(&mut data, 120, &identity.eui64.to_be_bytes());
-    // Format 0: 2^9 bytes, no metadata.
-    data[130] = 9;
+    put(&mut data, 120, &identity.eui64(namespace));
+    // Format 0, the only one: the block as a power of two, no metadata.
+    data[130] = store.block().ilog2() as u8;
     data
 }
 
 /// The active namespaces with an id above `after`.
-pub(crate) fn active_namespaces(after: u32) -> Vec<u8> {
+pub(crate) fn active_namespaces(identity: &Identity, after: u32) -> Vec<u8> {
     let mut data = vec![0; LEN];
-    if after == 0 {
-        put(&mut data, 0, &1_u32.to_le_bytes());
+    let ids = (1..=identity.eui64.len() as u32).filter(|id| *id > after);
+    for (entry, id) in data.chunks_exact_mut(4).zip(ids) {
+        entry.copy_from_slice(&id.to_le_bytes());
     }
     data
 }
 
-/// The namespace's identifiers: its EUI-64.
-pub(crate) fn namespace_descriptors(identity: &Identity) -> Vec<u8> {
+/// A namespace's identifiers: its EUI-64.
+pub(crate) fn namespace_descriptors(identity: &Identity, namespace: u32) -> Vec<u8> {
     let mut data = vec![0; LEN];
     put(&mut data, 0, &[1, 8]);
-    put(&mut data, 4, &identity.eui64.to_be_bytes());
+    put(&mut data, 4, &identity.eui64(namespace));
     data
 }
 

@@ -2,7 +2,7 @@
 
 use super::command::{Command, Outcome, Status};
 use super::prp;
-use super::store::{BLOCK, Store};
+use super::store::Store;
 use crate::counters::QueueCounters;
 use crate::memory::GuestMemory;
 
@@ -24,15 +24,19 @@ pub(crate) fn count(command: &Command, counters: &mut QueueCounters) {
 }
 
 /// Executes a command from an I/O queue.
-pub(crate) fn execute(command: &Command, store: &Store, memory: &GuestMemory) -> Outcome {
+pub(crate) fn execute(command: &Command, namespaces: &[Store], memory: &GuestMemory) -> Outcome {
     if command.flags() != 0 {
         return Err(Status::INVALID_FIELD);
     }
     let opcode = command.opcode();
-    match (opcode, command.namespace()) {
-        (_, 1) | (FLUSH, ALL_NAMESPACES) => {}
-        _ => return Err(Status::INVALID_NAMESPACE),
+    if opcode == FLUSH && command.namespace() == ALL_NAMESPACES {
+        return Ok(0);
     }
+    // Namespaces are numbered from 1.
+    let store = (command.namespace() as usize)
+        .checked_sub(1)
+        .and_then(|index| namespaces.get(index))
+        .ok_or(Status::INVALID_NAMESPACE)?;
     match opcode {
         // Nothing is held back, so there is nothing to flush.
         FLUSH => {}
@@ -40,7 +44,7 @@ pub(crate) fn execute(command: &Command, store: &Store, memory: &GuestMemory) ->
             let first = u64::from(command.dword(10)) | u64::from(command.dword(11)) << 32;
             let blocks = u64::from(command.low(12)) + 1;
             // For write zeroes the limit is the one announced as WZSL.
-            if blocks * BLOCK > prp::MAX_TRANSFER as u64 {
+            if blocks * store.block() > prp::MAX_TRANSFER as u64 {
                 return Err(Status::INVALID_FIELD);
             }
             let extent = store.extent(first, blocks)?;

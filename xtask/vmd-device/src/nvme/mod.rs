@@ -1,11 +1,14 @@
-//! An NVMe controller with one namespace.
+//! An NVMe controller with its namespaces.
 //!
-//! A command goes through three steps: it is *taken* from its submission queue
-//! (which reserves a slot in the completion queue), *executed*, and *completed*
-//! (entries posted, then one interrupt per completion queue). All three now run
-//! inside the doorbell write; a scheduler may come between them.
+//! A command goes through these steps: it is *taken* from its submission queue,
+//! which reserves a slot in the completion queue; it is *executed*, which moves
+//! its data; an I/O command is *in service* until its time has come; then it is
+//! *posted* to the completion queue, together with all others that are due, and
+//! one interrupt is raised for each completion queue. The endpoint decides when
+//! what happens. The guest's memory is not touched between execution and posting.
 
 mod admin;
+mod coalescing;
 mod command;
 mod identify;
 mod io;
@@ -16,8 +19,11 @@ mod store;
 
 pub(crate) use identify::Identity;
 
+use std::collections::{BTreeMap, VecDeque};
+
 use vm_memory::mmap::MmapRegionError;
 
+use crate::config::Config;
 use crate::counters::DiskCounters;
 use crate::diagnostics::Diagnostics;
 use crate::memory::GuestMemory;
@@ -26,9 +32,10 @@ use crate::pci::{
     CAP_EXPRESS, CAP_MSIX, COMMAND_MEMORY, COMMAND_WRITABLE, ConfigSpace, Message, Msix,
     STATUS_CAPABILITIES, msix, register,
 };
+use crate::service::{Nanos, Schedule, Start};
 use admin::{ASYNCHRONOUS_EVENT_REQUEST, AdminContext, AdminState, Queues, TEMPERATURE_EVENT};
-use command::{Completion, Taken};
-use queue::{CompletionQueue, InvalidDoorbell, SubmissionQueue};
+use command::{Completion, Status, Taken};
+use queue::{CompletionQueue, InvalidDoorbell};
 use registers::{Change, Registers};
 use store::Store;
 
@@ -46,8 +53,16 @@ const FUNCTION_LEVEL_RESET: u16 = 0x8000;
 /// What a controller needs from outside while it handles an access.
 #[derive(Debug)]
 pub(crate) struct Environment<'a> {
+    pub(crate) now: Nanos,
     pub(crate) memory: &'a GuestMemory,
     pub(crate) diagnostics: &'a mut Diagnostics,
+}
+
+/// What was posted to the queues of one vector.
+#[derive(Debug, Default)]
+struct Posted {
+    entries: u32,
+    is_admin: bool,
 }
 
 /// One NVMe controller.
@@ -59,27 +74,39 @@ pub(crate) struct Controller {
     registers: Registers,
     queues: Queues,
     admin: AdminState,
-    store: Store,
+    /// The namespaces; the first one has id 1.
+    namespaces: Vec<Store>,
+    /// I/O commands in service.
+    schedule: Schedule<Completion>,
+    /// Submission queues that may hold commands, in the order of their turns;
+    /// the admin queue is always first.
+    rung: VecDeque<u16>,
+    /// Finished commands that are not posted yet.
+    finished: Vec<Completion>,
     counters: DiskCounters,
     /// Messages raised and not yet collected.
     messages: Vec<Message>,
 }
 
 impl Controller {
-    /// A controller with `vectors` MSI-X vectors, which allow one I/O queue pair
-    /// less, and a namespace of `bytes`.
-    pub(crate) fn new(
-        identity: Identity,
-        bytes: u64,
-        vectors: u16,
-    ) -> Result<Self, MmapRegionError> {
+    /// A controller as configured, whose MSI-X vectors allow one I/O queue pair
+    /// less. It has a namespace for each identifier.
+    pub(crate) fn new(identity: Identity, config: &Config) -> Result<Self, MmapRegionError> {
+        let vectors = config.queue_vectors;
+        let namespaces = identity
+            .eui64
+            .iter()
+            .map(|_| Store::new(config.disk_bytes, config.block_size));
         Ok(Self {
             config: config_space(vectors),
             msix: Msix::new(vectors),
             registers: Registers::default(),
             queues: Queues::new(vectors.saturating_sub(1)),
             admin: AdminState::default(),
-            store: Store::new(bytes)?,
+            namespaces: namespaces.collect::<Result<_, _>>()?,
+            schedule: Schedule::new(config.service),
+            rung: VecDeque::new(),
+            finished: Vec::new(),
             counters: DiskCounters {
                 serial: identity.serial.clone(),
                 ..DiskCounters::default()
@@ -89,8 +116,19 @@ impl Controller {
         })
     }
 
-    pub(crate) fn counters(&self) -> &DiskCounters {
-        &self.counters
+    pub(crate) fn counters(&self) -> DiskCounters {
+        DiskCounters {
+            in_service: self.schedule.in_service() as u64,
+            ..self.counters.clone()
+        }
+    }
+
+    pub(crate) fn schedule(&self) -> &Schedule<Completion> {
+        &self.schedule
+    }
+
+    pub(crate) fn schedule_mut(&mut self) -> &mut Schedule<Completion> {
+        &mut self.schedule
     }
 
     /// Messages raised since the last call.
@@ -112,7 +150,48 @@ impl Controller {
 
     fn stop(&mut self) {
         self.queues.clear();
+        self.rung.clear();
+        let parked = self.admin.parked() as u64;
+        if parked > 0 {
+            self.counters.queue(0).discarded += parked;
+        }
         self.admin = AdminState::default();
+        self.discard_orphans();
+    }
+
+    /// Gives up commands in service whose queue is gone. A host takes the deletion
+    /// of a queue for the end of its commands (NVM Express Base Specification 1.4,
+    /// section 5.6: "implicitly completed").
+    fn discard_orphans(&mut self) {
+        let queues = &self.queues;
+        let living = |it: &Completion| queues.is_living_submission(it.taken.submission);
+        for orphan in self.schedule.retain(living) {
+            self.discard(&orphan.taken);
+        }
+    }
+
+    /// Counts a command that will not be completed, and gives its slot back.
+    fn discard(&mut self, taken: &Taken) {
+        self.counters.queue(taken.submission.id).discarded += 1;
+        if let Some(queue) = self.queues.living_completion(taken.completion) {
+            queue.release();
+            for feeding in self.queues.feeding(taken.completion.id) {
+                self.ring(feeding);
+            }
+        }
+    }
+
+    /// Gives a submission queue its turn if it holds commands.
+    fn ring(&mut self, id: u16) {
+        let holds = self.queues.submission(id).is_some_and(|it| !it.is_empty());
+        if !holds || self.rung.contains(&id) {
+            return;
+        }
+        if id == 0 {
+            self.rung.push_front(id);
+        } else {
+            self.rung.push_back(id);
+        }
     }
 
     /// Whether `address` of the VMD's domain is in this controller's BAR, and where.
@@ -197,16 +276,7 @@ impl Controller {
         match self.registers.admin_queues() {
             Ok(admin) => {
                 self.stop();
-                let submission =
-                    SubmissionQueue::new(admin.submission_base, admin.submission_entries, 0);
-                let completion =
-                    CompletionQueue::new(admin.completion_base, admin.completion_entries, Some(0));
-                if let Some(slot) = self.queues.submission.first_mut() {
-                    *slot = Some(submission);
-                }
-                if let Some(slot) = self.queues.completion.first_mut() {
-                    *slot = Some(completion);
-                }
+                self.queues.make_admin(admin);
                 // The counters of the admin queue exist from here on.
                 self.counters.queue(0);
                 self.registers.set_ready();
@@ -218,6 +288,10 @@ impl Controller {
     /// Reports an error that no completion can carry.
     fn fail(&mut self, what: std::fmt::Arguments<'_>, env: &mut Environment<'_>) {
         self.registers.set_fatal();
+        for completion in self.schedule.retain(|_| false) {
+            self.discard(&completion.taken);
+        }
+        self.rung.clear();
         self.reject(what, env);
     }
 
@@ -254,9 +328,13 @@ impl Controller {
             "completion"
         };
         match rung {
-            Some(Ok(())) if is_submission => self.process(&[queue], env),
+            Some(Ok(())) if is_submission => self.ring(queue),
             // There may be room now for commands that had to wait.
-            Some(Ok(())) => self.process(&self.queues.feeding(queue), env),
+            Some(Ok(())) => {
+                for feeding in self.queues.feeding(queue) {
+                    self.ring(feeding);
+                }
+            }
             Some(Err(InvalidDoorbell)) => {
                 self.reject(
                     format_args!("{kind} queue {queue} cannot be at {value}"),
@@ -267,15 +345,49 @@ impl Controller {
         }
     }
 
-    /// Takes, executes and completes what the queues hold. All completions of
-    /// one call are posted together.
-    fn process(&mut self, submission_queues: &[u16], env: &mut Environment<'_>) {
-        let mut completions = Vec::new();
-        for &queue in submission_queues {
-            while let Some(taken) = self.take(queue, env) {
-                completions.extend(self.execute(&taken, env));
-            }
+    /// Whether a queue waits for its turn.
+    pub(crate) fn is_rung(&self) -> bool {
+        !self.rung.is_empty()
+    }
+
+    /// Takes and executes one command; false if there is none that may be taken.
+    /// Admin commands are finished at once and do not count for any limit.
+    pub(crate) fn fetch(&mut self, start: Start<'_>, env: &mut Environment<'_>) -> bool {
+        if self.schedule.is_stalled() {
+            return false;
         }
+        while let Some(&id) = self.rung.front() {
+            if id != 0 && !(start.room && self.schedule.has_room()) {
+                return false;
+            }
+            self.rung.pop_front();
+            let Some(taken) = self.take(id, env) else {
+                continue;
+            };
+            self.ring(id);
+            if let Some(completion) = self.execute(&taken, env) {
+                if id == 0 {
+                    self.finished.push(completion);
+                } else {
+                    self.schedule.start(completion, start);
+                }
+            }
+            return true;
+        }
+        false
+    }
+
+    /// Ends the service of the command that is due next.
+    pub(crate) fn finish(&mut self, at: Nanos) {
+        self.finished.extend(self.schedule.finish(at));
+    }
+
+    /// Posts what is finished, and events.
+    pub(crate) fn post(&mut self, env: &mut Environment<'_>) {
+        if self.schedule.is_stalled() {
+            return;
+        }
+        let mut completions = std::mem::take(&mut self.finished);
         self.match_events(&mut completions);
         self.complete(&completions, env);
     }
@@ -286,11 +398,11 @@ impl Controller {
             return None;
         }
         let queue = self.queues.submission(id)?;
-        let completion_queue = queue.completion_queue;
-        if queue.is_empty() || !self.queues.completion(completion_queue)?.reserve() {
+        let completion = queue.completion;
+        if queue.is_empty() || !self.queues.living_completion(completion)?.reserve() {
             return None;
         }
-        match self.queues.submission(id)?.take(id, env.memory) {
+        match self.queues.submission(id)?.take(env.memory) {
             Ok(taken) => taken,
             Err(error) => {
                 self.fail(
@@ -302,19 +414,19 @@ impl Controller {
         }
     }
 
-    /// Executes a command; `None` if it completes later.
+    /// Executes a command; `None` if it waits for an event.
     fn execute(&mut self, taken: &Taken, env: &mut Environment<'_>) -> Option<Completion> {
         let command = &taken.command;
-        let counters = self.counters.queue(taken.submission_queue);
-        let outcome = if taken.submission_queue != 0 {
+        let counters = self.counters.queue(taken.submission.id);
+        let outcome = if taken.submission.id != 0 {
             io::count(command, counters);
-            io::execute(command, &self.store, env.memory)
+            io::execute(command, &self.namespaces, env.memory)
         } else {
             counters.other += 1;
             if command.opcode() == ASYNCHRONOUS_EVENT_REQUEST {
                 match self.admin.park(*taken) {
                     Ok(()) => {
-                        if let Some(queue) = self.queues.completion(taken.completion_queue) {
+                        if let Some(queue) = self.queues.living_completion(taken.completion) {
                             queue.release();
                         }
                         return None;
@@ -322,19 +434,22 @@ impl Controller {
                     Err(status) => Err(status),
                 }
             } else {
-                AdminContext {
+                let outcome = AdminContext {
                     identity: &self.identity,
-                    store: &self.store,
+                    namespaces: &self.namespaces,
                     queues: &mut self.queues,
                     state: &mut self.admin,
                     memory: env.memory,
                     vectors: self.msix.vectors(),
                 }
-                .execute(command)
+                .execute(command);
+                // It may have deleted a queue.
+                self.discard_orphans();
+                outcome
             }
         };
         if let Err(status) = outcome
-            && status == command::Status::DATA_TRANSFER_ERROR
+            && status == Status::DATA_TRANSFER_ERROR
         {
             let opcode = command.opcode();
             self.reject(
@@ -358,47 +473,73 @@ impl Controller {
         }
     }
 
-    /// Posts completions, then raises one interrupt for each queue that got any.
-    /// A completion whose queue was deleted meanwhile is dropped.
+    /// Posts completions, then raises one interrupt for each vector whose queues
+    /// got any, unless coalescing holds it back. The admin queue's is never held.
+    /// A completion whose submission queue is gone is dropped: it must not get
+    /// into another queue that has the same id by now.
     fn complete(&mut self, completions: &[Completion], env: &mut Environment<'_>) {
-        let mut vectors = Vec::new();
+        let mut posted: BTreeMap<u16, Posted> = BTreeMap::new();
         for completion in completions {
             let taken = &completion.taken;
-            let Some(queue) = self.queues.completion(taken.completion_queue) else {
+            let is_wanted =
+                self.registers.is_running() && self.queues.is_living_submission(taken.submission);
+            let queue = self
+                .queues
+                .living_completion(taken.completion)
+                .filter(|_| is_wanted);
+            let Some(queue) = queue else {
+                self.discard(taken);
                 continue;
             };
             if let Err(error) = queue.post(completion, env.memory) {
-                let id = taken.completion_queue;
+                let id = taken.completion.id;
+                self.discard(taken);
                 self.fail(
                     format_args!("cannot post to completion queue {id}: {error}"),
                     env,
                 );
-                break;
+                continue;
             }
-            if let Some(vector) = queue.vector
-                && !vectors.contains(&vector)
-            {
-                vectors.push(vector);
+            if let Some(vector) = queue.vector {
+                let posted = posted.entry(vector).or_default();
+                posted.entries += 1;
+                posted.is_admin |= taken.submission.id == 0;
             }
-            let counters = self.counters.queue(taken.submission_queue);
+            let counters = self.counters.queue(taken.submission.id);
             counters.cqes += 1;
             let is_event_request =
-                taken.submission_queue == 0 && taken.command.opcode() == ASYNCHRONOUS_EVENT_REQUEST;
+                taken.submission.id == 0 && taken.command.opcode() == ASYNCHRONOUS_EVENT_REQUEST;
             counters.cqes_skipped += u64::from(is_event_request);
         }
-        for vector in vectors {
+        let coalescing = &mut self.admin.coalescing;
+        for (vector, Posted { entries, is_admin }) in posted {
+            let is_now = coalescing.posted(vector, entries, env.now) || is_admin;
+            if is_now {
+                coalescing.interrupted(vector);
+                self.messages.extend(self.msix.raise(vector));
+            } else {
+                self.counters.held_interrupts += 1;
+            }
+        }
+        for vector in coalescing.expired(env.now) {
             self.messages.extend(self.msix.raise(vector));
         }
+    }
+
+    /// When an interrupt that was held back is raised at the latest.
+    pub(crate) fn next_held_interrupt(&self) -> Option<Nanos> {
+        if self.schedule.is_stalled() {
+            return None;
+        }
+        self.admin.coalescing.next_due()
     }
 
     /// Raises a temperature event. It is sent when the guest next has an event
     /// request outstanding; unlike a real controller's it is not held back until
     /// the guest has read the health log. False if too many events wait or the
     /// controller is not running.
-    pub(crate) fn raise_event(&mut self, env: &mut Environment<'_>) -> bool {
-        let accepted = self.registers.is_running() && self.admin.add_event(TEMPERATURE_EVENT);
-        self.process(&[], env);
-        accepted
+    pub(crate) fn raise_event(&mut self) -> bool {
+        self.registers.is_running() && self.admin.add_event(TEMPERATURE_EVENT)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Submission and completion queues in guest memory: their rings, the checks on
 //! doorbell values, and posting of completions.
 
-use super::command::{COMMAND_LEN, Command, Completion, Taken};
+use super::command::{COMMAND_LEN, Command, Completion, QueueLife, Taken};
 use crate::memory::{GuestMemory, Unmapped};
 
 /// Most entries of a queue; CAP.MQES is one less.
@@ -15,22 +15,25 @@ pub(crate) struct InvalidDoorbell;
 /// A ring from which the guest's commands are taken.
 #[derive(Debug)]
 pub(crate) struct SubmissionQueue {
+    pub(crate) life: QueueLife,
     base: u64,
     entries: u32,
     head: u32,
     tail: u32,
-    pub(crate) completion_queue: u16,
+    /// Where its completions go; that queue outlives this one.
+    pub(crate) completion: QueueLife,
 }
 
 impl SubmissionQueue {
     /// `entries` must be 2 to `MAX_ENTRIES`.
-    pub(crate) fn new(base: u64, entries: u32, completion_queue: u16) -> Self {
+    pub(crate) fn new(life: QueueLife, base: u64, entries: u32, completion: QueueLife) -> Self {
         Self {
+            life,
             base,
             entries,
             head: 0,
             tail: 0,
-            completion_queue,
+            completion,
         }
     }
 
@@ -47,12 +50,8 @@ impl SubmissionQueue {
         self.head == self.tail
     }
 
-    /// Takes the next command of this queue, whose id is `id`, if there is one.
-    pub(crate) fn take(
-        &mut self,
-        id: u16,
-        memory: &GuestMemory,
-    ) -> Result<Option<Taken>, Unmapped> {
+    /// Takes the next command, if there is one.
+    pub(crate) fn take(&mut self, memory: &GuestMemory) -> Result<Option<Taken>, Unmapped> {
         if self.is_empty() {
             return Ok(None);
         }
@@ -64,8 +63,8 @@ impl SubmissionQueue {
         self.head = (self.head + 1) % self.entries;
         Ok(Some(Taken {
             command: Command(bytes),
-            submission_queue: id,
-            completion_queue: self.completion_queue,
+            submission: self.life,
+            completion: self.completion,
             head: self.head as u16,
         }))
     }
@@ -75,6 +74,7 @@ impl SubmissionQueue {
 /// is taken, so that its completion always finds room.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
+    pub(crate) life: QueueLife,
     base: u64,
     entries: u32,
     head: u32,
@@ -87,8 +87,9 @@ pub(crate) struct CompletionQueue {
 
 impl CompletionQueue {
     /// `entries` must be 2 to `MAX_ENTRIES`.
-    pub(crate) fn new(base: u64, entries: u32, vector: Option<u16>) -> Self {
+    pub(crate) fn new(life: QueueLife, base: u64, entries: u32, vector: Option<u16>) -> Self {
         Self {
+            life,
             base,
             entries,
             head: 0,
@@ -151,7 +152,7 @@ impl CompletionQueue {
         let mut bytes = [0; 12];
         bytes[..4].copy_from_slice(&result.to_le_bytes());
         bytes[8..10].copy_from_slice(&taken.head.to_le_bytes());
-        bytes[10..].copy_from_slice(&taken.submission_queue.to_le_bytes());
+        bytes[10..].copy_from_slice(&taken.submission.id.to_le_bytes());
         memory.write(address, &bytes)?;
         let last = u32::from(taken.command.id()) | u32::from(status.with_phase(self.phase)) << 16;
         memory.publish_u32(address.saturating_add(12), last)?;
@@ -172,13 +173,17 @@ mod tests {
     use crate::memory::PAGE;
     use crate::memory::tests::file;
 
+    fn life(id: u16) -> QueueLife {
+        QueueLife { id, generation: 9 }
+    }
+
     fn completion(id: u16) -> Completion {
         let mut command = [0; COMMAND_LEN];
         command[2..4].copy_from_slice(&id.to_le_bytes());
         let taken = Taken {
             command: Command(command),
-            submission_queue: 3,
-            completion_queue: 3,
+            submission: life(3),
+            completion: life(3),
             head: 1,
         };
         taken.completed(Ok(0))
@@ -188,7 +193,7 @@ mod tests {
     fn a_queue_of_n_entries_holds_n_minus_one_and_the_phase_turns() {
         let mut memory = GuestMemory::default();
         memory.map(file(1, 0), 0, 0, PAGE, true).unwrap();
-        let mut queue = CompletionQueue::new(0, 4, None);
+        let mut queue = CompletionQueue::new(life(3), 0, 4, None);
         let mut phases = vec![];
         for round in 0..5_u16 {
             for id in 0..3 {
@@ -209,7 +214,7 @@ mod tests {
 
     #[test]
     fn reservations_count_as_full() {
-        let mut queue = CompletionQueue::new(0, 3, None);
+        let mut queue = CompletionQueue::new(life(3), 0, 3, None);
         assert!(queue.reserve() && queue.reserve() && !queue.reserve());
         queue.release();
         assert!(queue.reserve());
@@ -217,11 +222,11 @@ mod tests {
 
     #[test]
     fn impossible_doorbell_values_are_refused() {
-        let mut queue = CompletionQueue::new(0, 4, None);
+        let mut queue = CompletionQueue::new(life(3), 0, 4, None);
         assert_eq!(queue.ring(4), Err(InvalidDoorbell));
         assert_eq!(queue.ring(1), Err(InvalidDoorbell));
         assert_eq!(queue.ring(0), Ok(()));
-        let mut queue = SubmissionQueue::new(0, 4, 0);
+        let mut queue = SubmissionQueue::new(life(5), 0, 4, life(0));
         assert_eq!(queue.ring(4), Err(InvalidDoorbell));
         assert_eq!(queue.ring(u32::MAX), Err(InvalidDoorbell));
         assert_eq!(queue.ring(3), Ok(()));
@@ -231,18 +236,18 @@ mod tests {
     fn commands_are_taken_around_the_end_of_the_ring() {
         let mut memory = GuestMemory::default();
         memory.map(file(1, 0), 0, 0, PAGE, true).unwrap();
-        let mut queue = SubmissionQueue::new(0, 3, 7);
+        let mut queue = SubmissionQueue::new(life(5), 0, 3, life(7));
         let mut heads = vec![];
         for tail in [2, 1, 0] {
             queue.ring(tail).unwrap();
-            while let Some(taken) = queue.take(5, &memory).unwrap() {
-                assert_eq!((taken.submission_queue, taken.completion_queue), (5, 7));
+            while let Some(taken) = queue.take(&memory).unwrap() {
+                assert_eq!((taken.submission, taken.completion), (life(5), life(7)));
                 heads.push(taken.head);
             }
         }
         assert_eq!(heads, [1, 2, 0, 1, 2, 0]);
-        let mut outside = SubmissionQueue::new(PAGE, 3, 7);
+        let mut outside = SubmissionQueue::new(life(5), PAGE, 3, life(7));
         outside.ring(1).unwrap();
-        assert!(outside.take(5, &memory).is_err());
+        assert!(outside.take(&memory).is_err());
     }
 }

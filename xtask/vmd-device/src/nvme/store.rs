@@ -1,22 +1,22 @@
-//! A disk's blocks: private memory that costs something only where it was written.
+//! A namespace's blocks: private memory that costs something only where it was written.
 
 use vm_memory::mmap::MmapRegionError;
 use vm_memory::{MmapRegion, VolatileMemory};
 
 use super::command::Status;
 use super::prp::Segment;
+use crate::config::BlockSize;
 use crate::memory::{GuestMemory, PAGE};
 
-/// Bytes of a block.
-pub(crate) const BLOCK: u64 = 512;
-
-/// The data of one disk.
+/// The data of one namespace.
 #[derive(Debug)]
 pub(crate) struct Store {
     data: MmapRegion,
+    /// Bytes of a block.
+    block: u64,
 }
 
-/// A range of bytes that lies inside the disk.
+/// A range of bytes that lies inside the namespace.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     offset: usize,
@@ -30,28 +30,34 @@ impl Extent {
 }
 
 impl Store {
-    /// A disk of `bytes` zeroes.
-    pub(crate) fn new(bytes: u64) -> Result<Self, MmapRegionError> {
+    /// `bytes` zeroes in blocks of `block` bytes.
+    pub(crate) fn new(bytes: u64, block: BlockSize) -> Result<Self, MmapRegionError> {
         let length = usize::try_from(bytes).map_err(|_| MmapRegionError::InvalidOffsetLength)?;
         // Anonymous, private and without reservation of swap.
         Ok(Self {
             data: MmapRegion::new(length)?,
+            block: block.bytes(),
         })
     }
 
     pub(crate) fn blocks(&self) -> u64 {
-        self.data.size() as u64 / BLOCK
+        self.data.size() as u64 / self.block
     }
 
-    /// The bytes of `blocks` blocks from `first` on, if the disk has them.
+    /// Bytes of a block.
+    pub(crate) fn block(&self) -> u64 {
+        self.block
+    }
+
+    /// The bytes of `blocks` blocks from `first` on, if there are so many.
     pub(crate) fn extent(&self, first: u64, blocks: u64) -> Result<Extent, Status> {
         let end = first.checked_add(blocks).ok_or(Status::LBA_OUT_OF_RANGE)?;
         if end > self.blocks() {
             return Err(Status::LBA_OUT_OF_RANGE);
         }
         Ok(Extent {
-            offset: (first * BLOCK) as usize,
-            length: (blocks * BLOCK) as usize,
+            offset: (first * self.block) as usize,
+            length: (blocks * self.block) as usize,
         })
     }
 
@@ -97,7 +103,7 @@ impl Store {
         })
     }
 
-    /// Calls `copy` with each segment's piece of the disk and a zeroed buffer of its length.
+    /// Calls `copy` with each segment's piece of the data and a zeroed buffer of its length.
     fn transfer(
         &self,
         extent: Extent,
@@ -134,7 +140,7 @@ mod tests {
     fn what_is_written_is_read_back_and_zeroed() {
         let mut memory = GuestMemory::default();
         memory.map(file(4, 0), 0, 0, 4 * PAGE, true).unwrap();
-        let store = Store::new(1 << 20).unwrap();
+        let store = Store::new(1 << 20, BlockSize::B512).unwrap();
         let extent = store.extent(3, 3).unwrap();
         let pattern: Vec<u8> = (0..1536).map(|i| i as u8 ^ 0x5a).collect();
         memory.write(0x600, &pattern).unwrap();
@@ -181,11 +187,17 @@ mod tests {
 
     #[test]
     fn ranges_beyond_the_end_are_refused() {
-        let store = Store::new(4096).unwrap();
+        let store = Store::new(8192, BlockSize::B4096).unwrap();
+        assert_eq!(
+            (store.blocks(), store.extent(1, 1).unwrap().offset),
+            (2, 4096)
+        );
+        assert!(store.extent(0, 3).is_err());
+        let store = Store::new(4096, BlockSize::B512).unwrap();
         assert_eq!(store.blocks(), 8);
         assert!(store.extent(0, 8).is_ok());
         assert!(store.extent(1, 8).is_err());
         assert!(store.extent(u64::MAX, 1).is_err());
-        assert!(store.extent(u64::MAX / BLOCK, 65536).is_err());
+        assert!(store.extent(u64::MAX / 512, 65536).is_err());
     }
 }
