@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lab_agent::{Answer, Request};
 
@@ -18,7 +18,7 @@ use crate::http::{self, HttpResponse};
 use crate::initramfs::{self, Archive};
 use crate::interrupt;
 use crate::interrupts::{self, KernelCounts};
-use crate::qemu::{GUEST_ADDRESS, Machine};
+use crate::qemu::{GUEST_ADDRESS, Iommu, Machine};
 use crate::scrape::Scrape;
 use crate::temporary::Folder;
 
@@ -37,8 +37,17 @@ pub struct GuestFile {
 /// What kind of server to boot.
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
+    /// CPUs that are there from the start.
     pub cpus: u32,
+    /// CPUs beyond these that the kernel has to be ready for, as on a server
+    /// with empty sockets.
+    pub absent_cpus: u32,
+    /// CPUs, absent ones too, and memory are dealt out equally.
+    pub numa_nodes: u32,
     pub memory_mib: u32,
+    pub iommu: Iommu,
+    /// NVMe disks that QEMU itself emulates, beside the controllers.
+    pub native_disks: u8,
     pub controllers: Vec<vmd_device::Config>,
     /// Modules to load, with what they need, before [`Guest::boot`] returns.
     /// `vmd` and `nvme` are in every guest and can be loaded later.
@@ -47,7 +56,7 @@ pub struct GuestConfig {
     pub files: Vec<GuestFile>,
     /// A port of the guest that is reached through a loopback port of the host.
     pub guest_port: u16,
-    /// How long a boot may take.
+    /// How long a boot may take, from its start until all modules are loaded.
     pub boot_limit: Duration,
     /// If the guest is not switched off in order, its logs are kept and named.
     pub keep_logs: bool,
@@ -57,15 +66,37 @@ impl Default for GuestConfig {
     fn default() -> Self {
         Self {
             cpus: 2,
+            absent_cpus: 0,
+            numa_nodes: 1,
             memory_mib: 1024,
+            iommu: Iommu::Absent,
+            native_disks: 0,
             controllers: Vec::new(),
             modules: vec!["vmd".to_owned(), "nvme".to_owned()],
             kernel_arguments: Vec::new(),
             files: Vec::new(),
             guest_port: 10973,
-            boot_limit: Duration::from_secs(120),
+            boot_limit: Duration::from_secs(90),
             keep_logs: false,
         }
+    }
+}
+
+impl GuestConfig {
+    fn check(&self) -> Result<()> {
+        let possible = self.cpus.saturating_add(self.absent_cpus);
+        for (what, number) in [
+            ("CPUs, absent ones too", possible),
+            ("MiB of memory", self.memory_mib),
+        ] {
+            let nodes = self.numa_nodes;
+            if nodes == 0 || number == 0 || !number.is_multiple_of(nodes) {
+                return Err(LabError::Invalid(format!(
+                    "{number} {what} cannot be dealt out equally to {nodes} NUMA nodes"
+                )));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -80,6 +111,7 @@ pub struct Guest {
     host_port: u16,
     kernel_release: String,
     artifacts: Artifacts,
+    native_disks: u8,
     folder: Folder,
 }
 
@@ -90,6 +122,8 @@ impl Guest {
     /// When a part is missing or does not start, or the guest does not come up in
     /// time: with the ends of the console's, QEMU's and the devices' logs.
     pub fn boot(artifacts: &Artifacts, config: &GuestConfig) -> Result<Self> {
+        let end = Instant::now() + config.boot_limit;
+        config.check()?;
         interrupt::listen()?;
         let mut folder = Folder::new("lab")?;
         folder.keep(config.keep_logs);
@@ -108,7 +142,11 @@ impl Guest {
         let mut command = artifacts.qemu.command();
         Machine {
             cpus: config.cpus,
+            absent_cpus: config.absent_cpus,
+            numa_nodes: config.numa_nodes,
             memory_mib: config.memory_mib,
+            iommu: config.iommu,
+            native_disks: config.native_disks,
             kernel: &artifacts.kernel.vmlinuz,
             initramfs: &initramfs,
             kernel_arguments: &config.kernel_arguments,
@@ -131,7 +169,10 @@ impl Guest {
         logs.extend(controllers.iter().map(Controller::log));
         let channel = connect(&mut qemu, &socket).map_err(|error| error.with_logs(&logs))?;
         let hello = channel
-            .hello("booting the guest", config.boot_limit)
+            .hello(
+                "booting the guest",
+                end.saturating_duration_since(Instant::now()),
+            )
             .map_err(|error| error.with_logs(&logs))?;
         let guest = Self {
             channel: Arc::new(channel),
@@ -141,19 +182,20 @@ impl Guest {
             host_port,
             kernel_release: hello.kernel_release,
             artifacts: artifacts.clone(),
+            native_disks: config.native_disks,
             folder,
         };
         // The kernel has unpacked it: its pages are better used otherwise.
         std::fs::remove_file(&initramfs).map_err(LabError::path(&initramfs))?;
-        guest.start_network()?;
+        guest.start_network(end)?;
         for module in &config.modules {
-            guest.load_module(module, "")?;
+            guest.load_module_until(end, module, "")?;
         }
         Ok(guest)
     }
 
-    fn start_network(&self) -> Result<()> {
-        self.load_module("virtio_net", "")?;
+    fn start_network(&self, end: Instant) -> Result<()> {
+        self.load_module_until(end, "virtio_net", "")?;
         let script = format!(
             "ip link set lo up && ip addr add {GUEST_ADDRESS}/24 dev eth0 && ip link set eth0 up"
         );
@@ -200,7 +242,7 @@ impl Guest {
         let request = Request::ReadFile {
             path: path.to_owned(),
         };
-        match self.request(&what, request, Vec::new())? {
+        match self.request(&what, request, Vec::new(), PROMPT)? {
             (Answer::Content, content) => Ok(content),
             (answer, _) => Err(unexpected(&what, &answer)),
         }
@@ -215,7 +257,7 @@ impl Guest {
             path: path.to_owned(),
             mode,
         };
-        self.expect_done(&format!("writing {path}"), request, content.into())
+        self.expect_done(&format!("writing {path}"), request, content.into(), PROMPT)
     }
 
     /// Loads a kernel module after those it needs; what is loaded stays.
@@ -224,6 +266,10 @@ impl Guest {
     /// When there is no such module, the kernel refuses it, or the guest does
     /// not answer.
     pub fn load_module(&self, name: &str, parameters: &str) -> Result<()> {
+        self.load_module_until(Instant::now() + PROMPT, name, parameters)
+    }
+
+    fn load_module_until(&self, end: Instant, name: &str, parameters: &str) -> Result<()> {
         let modules = self.artifacts.modules(&[name.to_owned()])?;
         for module in modules {
             let of_this = module.name == name.replace('-', "_");
@@ -235,7 +281,9 @@ impl Guest {
                     String::new()
                 },
             };
-            self.expect_done(&format!("loading {}", module.name), request, Vec::new())?;
+            let what = format!("loading {}", module.name);
+            let limit = end.saturating_duration_since(Instant::now());
+            self.expect_done(&what, request, Vec::new(), limit)?;
         }
         Ok(())
     }
@@ -298,7 +346,7 @@ impl Guest {
         )
     }
 
-    /// Waits until every disk of every emulated controller can be read.
+    /// Waits until every disk can be read, behind a controller or not.
     ///
     /// # Errors
     /// When that does not come in time: the text says which disks are there.
@@ -307,7 +355,8 @@ impl Guest {
             .controllers
             .iter()
             .map(|it| usize::from(it.config().disks))
-            .sum();
+            .sum::<usize>()
+            + usize::from(self.native_disks);
         let mut seen = Vec::new();
         let what = format!("waiting for {expected} disks");
         interrupt::until(&what, limit, || {
@@ -337,7 +386,12 @@ impl Guest {
     /// is left is ended all the same.
     pub fn power_off(mut self) -> Result<()> {
         const LIMIT: Duration = Duration::from_secs(60);
-        self.expect_done("switching the guest off", Request::PowerOff, Vec::new())?;
+        self.expect_done(
+            "switching the guest off",
+            Request::PowerOff,
+            Vec::new(),
+            PROMPT,
+        )?;
         let qemu = self.qemu.get_mut().unwrap_or_else(PoisonError::into_inner);
         let status = qemu
             .await_end(LIMIT)
@@ -352,16 +406,28 @@ impl Guest {
         Ok(())
     }
 
-    fn expect_done(&self, what: &str, request: Request, payload: Vec<u8>) -> Result<()> {
-        match self.request(what, request, payload)? {
+    fn expect_done(
+        &self,
+        what: &str,
+        request: Request,
+        payload: Vec<u8>,
+        limit: Duration,
+    ) -> Result<()> {
+        match self.request(what, request, payload, limit)? {
             (Answer::Done, _) => Ok(()),
             (answer, _) => Err(unexpected(what, &answer)),
         }
     }
 
-    fn request(&self, what: &str, request: Request, payload: Vec<u8>) -> Result<(Answer, Vec<u8>)> {
+    fn request(
+        &self,
+        what: &str,
+        request: Request,
+        payload: Vec<u8>,
+        limit: Duration,
+    ) -> Result<(Answer, Vec<u8>)> {
         self.channel
-            .request(what, request, payload, PROMPT)
+            .request(what, request, payload, limit)
             .map_err(|error| error.with_logs(&self.logs))
     }
 }

@@ -38,6 +38,10 @@ pub use toolchain::EbpfToolchain;
 
 /// The series of the kernel that the virtual server boots by default.
 pub const DEFAULT_KERNEL: &str = "6.12";
+/// The series that the tests know: the kernel of each supported Debian release,
+/// of the one before, and newer ones in which vmd.ko is another: from 6.17 on its
+/// interrupt domains are made differently.
+pub const KERNELS: [&str; 5] = ["5.10", "6.1", DEFAULT_KERNEL, "6.18", "7.3"];
 
 /// Gets and builds things, and tells the person at stderr about it.
 #[derive(Debug)]

@@ -5,10 +5,13 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail};
-use xtask_setup::{DEFAULT_KERNEL, Setup, require_root};
+use clap::builder::PossibleValuesParser;
+use xtask_setup::{DEFAULT_KERNEL, KERNELS, Setup, require_root};
 
 /// Tells the lab's tests that everything they boot is set up.
 pub(crate) const LAB_VARIABLE: &str = "VMDTRACE_LAB";
+/// Which kernels are set up for them, separated by commas.
+const KERNELS_VARIABLE: &str = "VMDTRACE_LAB_KERNELS";
 
 /// Run the tests: unit, on this machine's kernel, and in the virtual server
 #[derive(Debug, clap::Args)]
@@ -18,8 +21,28 @@ pub(crate) struct Args {
     #[arg(long)]
     unit: bool,
 
+    /// Boot these kernels too, by series, or all that the tests know
+    ///
+    /// The tests of those that are not named report "ignored".
+    #[arg(long, value_name = "SERIES,...|all", value_delimiter = ',', value_parser = series(), conflicts_with = "unit")]
+    kernels: Vec<String>,
+
     /// Run only tests whose name contains this
     filter: Option<String>,
+}
+
+const ALL: &str = "all";
+
+fn series() -> PossibleValuesParser {
+    PossibleValuesParser::new(KERNELS.into_iter().chain([ALL]))
+}
+
+/// What `--kernels` names, and the one that is always booted.
+fn kernels(named: &[String]) -> Vec<&'static str> {
+    let wanted = |series: &&str| {
+        *series == DEFAULT_KERNEL || named.iter().any(|name| name == series || name == ALL)
+    };
+    KERNELS.into_iter().filter(wanted).collect()
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -32,10 +55,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             environment.push((name, path.into()));
         }
         setup.qemu()?;
-        setup.kernel(DEFAULT_KERNEL)?;
+        let kernels = kernels(&args.kernels);
+        for series in &kernels {
+            setup.kernel(series)?;
+        }
         setup.guest_programs()?;
         setup.prometheus()?;
         environment.push((LAB_VARIABLE, "1".into()));
+        environment.push((KERNELS_VARIABLE, kernels.join(",").into()));
     }
 
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -109,6 +136,17 @@ impl Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernels_are_chosen_by_series_and_the_default_is_always_there() {
+        let chosen = |names: &[&str]| {
+            let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+            kernels(&names)
+        };
+        assert_eq!(chosen(&[]), [DEFAULT_KERNEL]);
+        assert_eq!(chosen(&["7.3", "5.10"]), ["5.10", DEFAULT_KERNEL, "7.3"]);
+        assert_eq!(chosen(&["all"]), KERNELS);
+    }
 
     #[test]
     fn outcomes_of_several_programs_add_up() {

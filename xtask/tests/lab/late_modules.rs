@@ -37,9 +37,9 @@ fn counts_from_the_first_completion() {
     let readings = server.at_rest();
     assert_eq!(reads, 200 * disks.len() as u64);
     // Not differences: everything since the devices were found.
-    let posted = readings.device.cqes() - readings.device.cqes_skipped();
+    let posted = readings.device().cqes() - readings.device().cqes_skipped();
     assert_eq!(completions(&readings.daemon), posted);
-    assert!(readings.device.admin_cqes() > 0);
+    assert!(readings.device().admin_cqes() > 0);
     let kernel: u64 = readings
         .kernel
         .lines

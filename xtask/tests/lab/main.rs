@@ -11,6 +11,7 @@
 )]
 
 mod demo;
+mod exact;
 mod guest;
 mod late_modules;
 mod leftovers;
@@ -55,6 +56,30 @@ fn artifacts() -> &'static Artifacts {
     &ARTIFACTS
 }
 
+/// As [`lab_test`], for a test that boots this kernel.
+fn kernel_test(
+    series: &'static str,
+    name: impl Into<String>,
+    test: impl FnOnce(&Artifacts) -> Result<(), Failed> + Send + 'static,
+) -> Trial {
+    Trial::ignorable_test(name, move || {
+        let kernels = std::env::var("VMDTRACE_LAB_KERNELS").unwrap_or_default();
+        if !kernels.split(',').any(|kernel| kernel == series) {
+            return Ok(Completion::ignored_with(format!(
+                "needs root and a virtual server with kernel {series}: run `cargo xtask test \
+                 --kernels {series}`"
+            )));
+        }
+        let kernel = Setup::new().unwrap().kernel(series).unwrap();
+        let artifacts = Artifacts {
+            kernel,
+            ..artifacts().clone()
+        };
+        test(&artifacts)?;
+        Ok(Completion::Completed)
+    })
+}
+
 /// Fails unless Debian's own linter has nothing to say of the text.
 fn check_with_promtool(text: &str) {
     use std::io::Write as _;
@@ -89,10 +114,13 @@ fn main() -> ExitCode {
     let mut trials = demo_trials;
     trials.extend(guest::trials());
     trials.extend(server_trials);
+    let (table, exact_trials) = exact::trials();
+    trials.extend(exact_trials);
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());
     trials.extend(native::trials());
     let conclusion = libtest_mimic::run(&arguments, trials);
+    table.print();
     // Ends what is still running.
     drop((demo, servers));
     conclusion.exit_code()

@@ -6,8 +6,9 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use vmd_device::{Config, DeviceId};
 use xtask_lab::{
-    Background, Bound, CpuList, Done, Guest, GuestCommand, GuestConfig, GuestDisk, KernelCounts,
-    Load, Sample, Scrape, VMDTRACE, disk_of_action, interrupt, is_vmd_action,
+    Artifacts, Background, Bound, Controller, CpuList, Done, Guest, GuestCommand, GuestConfig,
+    GuestDisk, KernelCounts, Load, Sample, Scrape, VMDTRACE, disk_of_action, interrupt,
+    is_vmd_action,
 };
 
 use crate::shared::Shared;
@@ -29,7 +30,15 @@ pub(crate) struct Server {
 pub(crate) struct Readings {
     pub(crate) daemon: Scrape,
     pub(crate) kernel: KernelCounts,
-    pub(crate) device: vmd_device::Counters,
+    /// By controller.
+    pub(crate) devices: Vec<vmd_device::Counters>,
+}
+
+impl Readings {
+    /// Of the first controller.
+    pub(crate) fn device(&self) -> &vmd_device::Counters {
+        &self.devices[0]
+    }
 }
 
 impl Server {
@@ -46,8 +55,20 @@ impl Server {
             modules: modules.iter().map(|module| (*module).to_owned()).collect(),
             ..GuestConfig::default()
         };
-        let guest = Guest::boot(artifacts(), &config).unwrap_or_else(|error| panic!("{error}"));
-        if modules.contains(&"vmd") && modules.contains(&"nvme") {
+        let (server, ready) = Self::start(artifacts(), &config);
+        ready.unwrap_or_else(|error| panic!("{error}"));
+        server
+    }
+
+    /// Boots a guest of this kind and starts the daemon; whether that is ready
+    /// is told apart, for those who expect that it is not.
+    pub(crate) fn start(
+        artifacts: &Artifacts,
+        config: &GuestConfig,
+    ) -> (Self, xtask_lab::Result<()>) {
+        let guest = Guest::boot(artifacts, config).unwrap_or_else(|error| panic!("{error}"));
+        let has = |name: &str| config.modules.iter().any(|module| module == name);
+        if has("vmd") && has("nvme") {
             guest
                 .await_disks(PATIENCE)
                 .unwrap_or_else(|error| panic!("{error}"));
@@ -61,23 +82,20 @@ impl Server {
         let daemon = guest
             .spawn(&command)
             .unwrap_or_else(|error| panic!("{error}"));
-        interrupt::until("the daemon to be ready", PATIENCE, || {
+        let ready = interrupt::until("the daemon to be ready", PATIENCE, || {
             daemon.check_running()?;
             Ok(guest
                 .http_get("/readyz")
                 .is_ok_and(|it| it.status == 200)
                 .then_some(()))
-        })
-        .unwrap_or_else(|error| panic!("{error}"));
-        Self { guest, daemon }
+        });
+        (Self { guest, daemon }, ready)
     }
 
-    fn device(&self) -> vmd_device::Counters {
-        self.guest.controllers()[0]
-            .counters()
-            .unwrap_or_else(|error| panic!("{error}"))
+    fn devices(&self) -> Vec<vmd_device::Counters> {
+        let counters = |it: &Controller| it.counters().unwrap_or_else(|error| panic!("{error}"));
+        self.guest.controllers().iter().map(counters).collect()
     }
-
     /// Waits until the device and the kernel's counts of our lines stand still.
     pub(crate) fn at_rest(&self) -> Readings {
         let mut last = None;
@@ -89,7 +107,7 @@ impl Server {
                 .filter(|line| is_ours(&line.actions))
                 .map(|line| line.per_cpu.clone())
                 .collect();
-            let now = (self.device(), ours);
+            let now = (self.devices(), ours);
             let resting = last.as_ref() == Some(&now);
             last = Some(now);
             Ok(resting.then_some(()))
@@ -104,7 +122,7 @@ impl Server {
                 .guest
                 .kernel_counts()
                 .unwrap_or_else(|error| panic!("{error}")),
-            device: self.device(),
+            devices: self.devices(),
         }
     }
 
@@ -116,13 +134,18 @@ impl Server {
 
     /// Reads every disk from every CPU; the number of reads fio did.
     pub(crate) fn read_all_disks(&self, reads_per_disk: u64) -> u64 {
+        self.read_all_disks_from(CPUS, reads_per_disk)
+    }
+
+    /// As above, from the first so many CPUs.
+    pub(crate) fn read_all_disks_from(&self, cpus: u32, reads_per_disk: u64) -> u64 {
         let load = Load {
             disks: self
                 .disks()
                 .iter()
                 .map(|disk| disk.namespaces[0].clone())
                 .collect(),
-            cpus: CpuList::first(CPUS),
+            cpus: CpuList::first(cpus),
             depth: 8,
             bound: Bound::Reads(reads_per_disk),
         };
@@ -158,7 +181,7 @@ fn is_ours(actions: &str) -> bool {
 }
 
 /// A per-line metric of the daemon by interrupt number.
-fn by_irq(scrape: &Scrape, metric: &str) -> BTreeMap<u32, u64> {
+pub(crate) fn by_irq(scrape: &Scrape, metric: &str) -> BTreeMap<u32, u64> {
     scrape
         .series(metric)
         .map(|sample| (sample.label("irq").parse().unwrap(), sample.value as u64))
@@ -166,7 +189,7 @@ fn by_irq(scrape: &Scrape, metric: &str) -> BTreeMap<u32, u64> {
 }
 
 /// Sum of a metric; it has to be there.
-fn sum(scrape: &Scrape, metric: &str) -> u64 {
+pub(crate) fn sum(scrape: &Scrape, metric: &str) -> u64 {
     scrape
         .sum(metric, |_: &Sample| true)
         .unwrap_or_else(|| panic!("no {metric}")) as u64
@@ -179,7 +202,7 @@ pub(crate) fn completions(scrape: &Scrape) -> u64 {
 }
 
 /// Lines of a kind with the kernel's count since `before` and the daemon's.
-fn compare_lines(
+pub(crate) fn compare_lines(
     before: &Readings,
     after: &Readings,
     wanted: impl Fn(&str) -> bool,
@@ -273,7 +296,7 @@ fn every_line_equals_the_kernels_count(server: &Server, id: DeviceId) {
     let reads = server.read_all_disks(400);
     let after = server.at_rest();
     assert_eq!(reads, 400 * u64::from(DISKS));
-    assert_eq!(after.device.io_cqes() - before.device.io_cqes(), reads);
+    assert_eq!(after.device().io_cqes() - before.device().io_cqes(), reads);
 
     let vectors = compare_lines(&before, &after, is_vmd_action);
     let children = compare_lines(&before, &after, |action| disk_of_action(action).is_some());
@@ -304,9 +327,9 @@ fn every_line_equals_the_kernels_count(server: &Server, id: DeviceId) {
     } else {
         assert!(vectors.is_empty(), "{vectors:?}");
     }
-    let posted = after.device.cqes()
-        - after.device.cqes_skipped()
-        - (before.device.cqes() - before.device.cqes_skipped());
+    let posted = after.device().cqes()
+        - after.device().cqes_skipped()
+        - (before.device().cqes() - before.device().cqes_skipped());
     assert_eq!(
         completions(&after.daemon) - completions(&before.daemon),
         posted
@@ -322,11 +345,11 @@ fn asynchronous_events_are_skipped_and_explained(server: &Server) {
         client.raise_event(disk).unwrap();
     }
     let after = server.at_rest();
-    let skipped = after.device.cqes_skipped() - before.device.cqes_skipped();
+    let skipped = after.device().cqes_skipped() - before.device().cqes_skipped();
     assert_eq!(skipped, u64::from(DISKS));
     assert_eq!(
         completions(&after.daemon) - completions(&before.daemon),
-        after.device.cqes() - before.device.cqes() - skipped
+        after.device().cqes() - before.device().cqes() - skipped
     );
 }
 
@@ -355,14 +378,14 @@ fn written_data_verifies(server: &Server) {
         .check(&GuestCommand::new("fio").args(arguments), PATIENCE)
         .unwrap_or_else(|error| panic!("{error}"));
     let after = server.at_rest();
-    let posted = after.device.io_cqes() - before.device.io_cqes();
+    let posted = after.device().io_cqes() - before.device().io_cqes();
     // Each block is written once and read back once.
     assert_eq!(posted, 2 * 256 * u64::from(DISKS));
     assert_eq!(
         completions(&after.daemon) - completions(&before.daemon),
-        after.device.cqes()
-            - after.device.cqes_skipped()
-            - (before.device.cqes() - before.device.cqes_skipped())
+        after.device().cqes()
+            - after.device().cqes_skipped()
+            - (before.device().cqes() - before.device().cqes_skipped())
     );
 }
 

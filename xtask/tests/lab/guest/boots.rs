@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use xtask_lab::{Guest, GuestCommand, GuestConfig, LabError};
+use xtask_lab::{Guest, GuestCommand, GuestConfig, GuestFile, LabError};
 
 use super::boot;
 use crate::artifacts;
@@ -53,6 +53,33 @@ pub(super) fn a_slow_boot_is_given_up() {
     };
     let error = Guest::boot(artifacts(), &config).unwrap_err();
     assert!(matches!(error, LabError::TimedOut { .. }), "{error}");
+    assert_eq!(existing(), before);
+}
+
+pub(super) fn a_boot_that_hangs_shows_the_console() {
+    assert!(GuestConfig::default().boot_limit <= Duration::from_secs(90));
+    let before = existing();
+    let hang = tempfile::NamedTempFile::new().unwrap();
+    let script = "#!/bin/busybox sh\nwhile :; do /bin/busybox sleep 60; done\n";
+    std::fs::write(hang.path(), script).unwrap();
+    let config = GuestConfig {
+        files: vec![GuestFile {
+            on_host: hang.path().to_owned(),
+            in_guest: "/hang".to_owned(),
+            mode: 0o755,
+        }],
+        kernel_arguments: vec!["rdinit=/hang".to_owned(), "loglevel=7".to_owned()],
+        boot_limit: Duration::from_secs(15),
+        ..GuestConfig::default()
+    };
+    let error = Guest::boot(artifacts(), &config).unwrap_err();
+    assert!(matches!(error, LabError::TimedOut { .. }), "{error}");
+    let text = error.to_string();
+    // What a kernel says within seconds, on the slowest machine.
+    assert!(
+        text.contains("the log of the guest's console") && text.contains("] "),
+        "{text}"
+    );
     assert_eq!(existing(), before);
 }
 

@@ -14,7 +14,7 @@ fn boot(config: &GuestConfig) -> Guest {
 }
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let tests: [(&str, fn()); 5] = [
+    let tests: [(&str, fn()); 6] = [
         (
             "programs_files_and_modules",
             commands::programs_files_and_modules,
@@ -24,6 +24,10 @@ pub(crate) fn trials() -> Vec<Trial> {
             boots::a_failed_boot_shows_the_console,
         ),
         ("a_slow_boot_is_given_up", boots::a_slow_boot_is_given_up),
+        (
+            "a_boot_that_hangs_shows_the_console",
+            boots::a_boot_that_hangs_shows_the_console,
+        ),
         (
             "a_guest_that_dies_is_an_error",
             boots::a_guest_that_dies_is_an_error,

@@ -1,0 +1,430 @@
+//! The counts are exact on every kernel and in every kind of server.
+//!
+//! One boot has all kinds of disks in it: behind a VMD that remaps (201d), behind
+//! one that can be bypassed (28c0), and behind none. After all tests a table says
+//! what was tried, and how it went.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use libtest_mimic::Trial;
+use vmd_device::{Config, DeviceId, Mode};
+use xtask_lab::{
+    Artifacts, GuestCommand, GuestConfig, GuestDisk, Iommu, disk_of_action, is_vmd_action,
+    native_serial,
+};
+use xtask_setup::KERNELS;
+
+use crate::kernel_test;
+use crate::server::{PATIENCE, Readings, Server, by_irq, compare_lines, completions, sum};
+
+const DISKS: u8 = 2;
+const READS: u64 = 300;
+
+/// A kind of server.
+struct Kind {
+    name: &'static str,
+    cpus: u32,
+    absent_cpus: u32,
+    numa_nodes: u32,
+    iommu: Iommu,
+    kernel_arguments: &'static [&'static str],
+    /// The kernel forbids to look: the daemon does not start.
+    refused: bool,
+}
+
+/// What the others differ from.
+const PLAIN: Kind = Kind {
+    name: "",
+    cpus: 2,
+    absent_cpus: 0,
+    numa_nodes: 1,
+    iommu: Iommu::Absent,
+    kernel_arguments: &[],
+    refused: false,
+};
+
+const KINDS: [Kind; 7] = [
+    Kind {
+        name: "numa-absent-cpus",
+        cpus: 3,
+        absent_cpus: 3,
+        numa_nodes: 2,
+        ..PLAIN
+    },
+    Kind {
+        name: "threadirqs",
+        kernel_arguments: &["threadirqs"],
+        ..PLAIN
+    },
+    Kind {
+        name: "lockdown-integrity",
+        kernel_arguments: &["lockdown=integrity"],
+        ..PLAIN
+    },
+    Kind {
+        name: "lockdown-confidentiality",
+        kernel_arguments: &["lockdown=confidentiality"],
+        refused: true,
+        ..PLAIN
+    },
+    Kind {
+        name: "iommu-interrupts",
+        iommu: Iommu::InterruptsOnly,
+        ..PLAIN
+    },
+    Kind {
+        name: "iommu-identity",
+        iommu: Iommu::Identity,
+        ..PLAIN
+    },
+    Kind {
+        name: "iommu-translating",
+        iommu: Iommu::Translating,
+        ..PLAIN
+    },
+];
+
+impl Kind {
+    fn config(&self) -> GuestConfig {
+        let controller = |id, tag: &str| Config {
+            id,
+            disks: DISKS,
+            vectors: 3,
+            tag: tag.to_owned(),
+            ..Config::default()
+        };
+        GuestConfig {
+            cpus: self.cpus,
+            absent_cpus: self.absent_cpus,
+            numa_nodes: self.numa_nodes,
+            iommu: self.iommu,
+            native_disks: 1,
+            controllers: vec![
+                controller(DeviceId::Remap201d, "R"),
+                controller(DeviceId::Bypass28c0, "B"),
+            ],
+            kernel_arguments: self
+                .kernel_arguments
+                .iter()
+                .map(|it| (*it).to_owned())
+                .collect(),
+            ..GuestConfig::default()
+        }
+    }
+}
+
+/// What was tried with one controller, or with the disk that has none.
+struct Row {
+    kernel: String,
+    kind: &'static str,
+    what: String,
+    interrupts: u64,
+    runs: u64,
+    completions: u64,
+    result: String,
+}
+
+/// All rows, in the order they came.
+#[derive(Clone, Default)]
+pub(crate) struct Table(Arc<Mutex<Vec<Row>>>);
+
+impl Table {
+    fn add(&self, rows: impl IntoIterator<Item = Row>) {
+        let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        table.extend(rows);
+    }
+
+    pub(crate) fn print(&self) {
+        let rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if rows.is_empty() {
+            return;
+        }
+        println!("\nexactness by kernel, kind of server and controller:");
+        let title = ["interrupts", "runs", "completions"];
+        println!(
+            "{:<18} {:<25} {:<12} {:>10} {:>7} {:>11}  result",
+            "kernel", "server", "controller", title[0], title[1], title[2]
+        );
+        for row in rows.iter() {
+            println!("{row}");
+        }
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "{:<18} {:<25} {:<12} {:>10} {:>7} {:>11}  {}",
+            self.kernel,
+            self.kind,
+            self.what,
+            self.interrupts,
+            self.runs,
+            self.completions,
+            self.result
+        )
+    }
+}
+
+/// Which interrupt lines belong to what, from the guest's sysfs.
+struct Layout {
+    disks: Vec<GuestDisk>,
+    /// By the tag of the controller's disks: numbers of its own vectors.
+    vectors: BTreeMap<&'static str, BTreeSet<u32>>,
+}
+
+impl Layout {
+    fn read(server: &Server) -> Self {
+        const SCRIPT: &str = "for vmd in /sys/bus/pci/drivers/vmd/0*; do
+            address=${vmd##*/}
+            for irq in $vmd/msi_irqs/*; do
+                [ -e $irq ] && echo vector $address ${irq##*/}
+            done
+            for disk in /sys/class/nvme/nvme*; do
+                case $(readlink -f $disk) in */$address/*) echo disk $address ${disk##*/};; esac
+            done
+        done";
+        let output = server.guest.check(&GuestCommand::shell(SCRIPT), PATIENCE);
+        let text = output
+            .unwrap_or_else(|error| panic!("{error}"))
+            .stdout_text();
+        let disks = server.disks();
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split(' ').collect()).collect();
+        let vectors = ["R", "B"].map(|tag| {
+            let behind = of_tag(&disks, tag);
+            let (_, address) = lines
+                .iter()
+                .filter(|line| line[0] == "disk")
+                .map(|line| (line[2], line[1]))
+                .find(|(name, _)| behind.contains(*name))
+                .unwrap_or_else(|| panic!("no controller has the disks {tag}: {text}"));
+            let own = lines
+                .iter()
+                .filter(|line| line[0] == "vector" && line[1] == address);
+            (tag, own.map(|line| line[2].parse().unwrap()).collect())
+        });
+        Self {
+            disks,
+            vectors: vectors.into(),
+        }
+    }
+}
+
+/// Names of the disks of one controller.
+fn of_tag(disks: &[GuestDisk], tag: &str) -> BTreeSet<String> {
+    disks
+        .iter()
+        .filter(|disk| disk.serial.starts_with(&format!("VMDLAB{tag}")))
+        .map(|disk| disk.name.clone())
+        .collect()
+}
+
+/// Counts of one kind of line, and what is wrong with them.
+struct Found {
+    interrupts: u64,
+    runs: u64,
+    completions: u64,
+    wrong: Vec<String>,
+}
+
+/// Compares lines with the kernel. The kernel does not count those that a
+/// remapping controller re-sends.
+fn compare(
+    window: (&Readings, &Readings),
+    counted: impl Fn(u32, &str) -> bool,
+    uncounted: impl Fn(u32, &str) -> bool,
+) -> Found {
+    let (before, after) = window;
+    let lines = |wanted: &dyn Fn(u32, &str) -> bool| {
+        let mut lines = compare_lines(before, after, |_| true);
+        lines.retain(|irq, _| wanted(*irq, &after.kernel.lines[irq].actions));
+        lines
+    };
+    let mut wrong = Vec::new();
+    let (counted, uncounted) = (lines(&counted), lines(&uncounted));
+    for (irq, (kernel, ours, _)) in &counted {
+        if kernel != ours {
+            wrong.push(format!("line {irq}: kernel {kernel}, vmdtrace {ours}"));
+        }
+    }
+    for (irq, (kernel, ours, _)) in &uncounted {
+        if (*kernel, *ours) != (0, 0) {
+            wrong.push(format!(
+                "line {irq} behind a remapping controller: kernel {kernel}, vmdtrace {ours}"
+            ));
+        }
+    }
+    let interrupts = counted.values().map(|(kernel, ..)| kernel).sum();
+    if interrupts < 50 {
+        wrong.push(format!("only {interrupts} interrupts"));
+    }
+    let children = counted.iter().chain(&uncounted);
+    let runs = children
+        .filter(|(irq, _)| disk_of_action(&after.kernel.lines[irq].actions).is_some())
+        .map(|(_, (.., runs))| runs)
+        .sum();
+    let completed = |readings: &Readings| {
+        let by_line = by_irq(&readings.daemon, "vmdtrace_line_completions_total");
+        let ours = counted.keys().chain(uncounted.keys());
+        ours.filter_map(|irq| by_line.get(irq)).sum::<u64>()
+    };
+    Found {
+        interrupts,
+        runs,
+        completions: completed(after) - completed(before),
+        wrong,
+    }
+}
+
+/// Reads all disks and compares everything that can be compared.
+fn measure(server: &Server, kernel: &str, kind: &Kind) -> Vec<Row> {
+    let layout = Layout::read(server);
+    let before = server.at_rest();
+    let reads = server.read_all_disks_from(kind.cpus, READS);
+    let after = server.at_rest();
+    let window = (&before, &after);
+    let row = |what: String, found: Found| Row {
+        kernel: kernel.to_owned(),
+        kind: kind.name,
+        what,
+        interrupts: found.interrupts,
+        runs: found.runs,
+        completions: found.completions,
+        result: if found.wrong.is_empty() {
+            "exact".to_owned()
+        } else {
+            found.wrong.join("; ")
+        },
+    };
+
+    let mut rows = Vec::new();
+    for (index, tag) in ["R", "B"].into_iter().enumerate() {
+        let disks = of_tag(&layout.disks, tag);
+        let vectors = &layout.vectors[tag];
+        let vector = |irq: u32, action: &str| vectors.contains(&irq) && is_vmd_action(action);
+        let child =
+            |_: u32, action: &str| disk_of_action(action).is_some_and(|it| disks.contains(it));
+        let (id, mode) = (
+            server.guest.controllers()[index].config().id,
+            after.devices[index].mode,
+        );
+        // The driver of 5.10 remaps in any case.
+        let expected = if id.can_bypass() && !kernel.starts_with("5.10.") {
+            Mode::Bypass
+        } else {
+            Mode::Remap
+        };
+        let mut found = match mode {
+            Mode::Remap => compare(window, vector, child),
+            Mode::Bypass => compare(window, child, vector),
+        };
+        if mode != expected {
+            found.wrong.push(format!("expected {expected:?}"));
+        }
+        let device = |readings: &Readings| readings.devices[index].io_cqes();
+        let served = device(&after) - device(&before);
+        if served != READS * u64::from(DISKS) {
+            found
+                .wrong
+                .push(format!("the device served {served} reads"));
+        }
+        let mode = match mode {
+            Mode::Remap => "remap",
+            Mode::Bypass => "bypass",
+        };
+        rows.push(row(format!("{} {mode}", id.name()), found));
+    }
+    let native = layout
+        .disks
+        .iter()
+        .find(|disk| disk.serial == native_serial(0))
+        .unwrap_or_else(|| panic!("no native disk: {:?}", layout.disks));
+    let of_native = |_: u32, action: &str| disk_of_action(action) == Some(native.name.as_str());
+    let mut found = compare(window, of_native, |_, _| false);
+
+    // What all disks have in common. The native disk tells no count of its own;
+    // each of its completions is one of fio's reads.
+    let posted = |readings: &Readings| {
+        let counted = |it: &vmd_device::Counters| it.cqes() - it.cqes_skipped();
+        readings.devices.iter().map(counted).sum::<u64>()
+    };
+    let expected = posted(&after) - posted(&before) + READS;
+    let ours = completions(&after.daemon) - completions(&before.daemon);
+    if ours != expected {
+        found
+            .wrong
+            .push(format!("{ours} completions of {expected} on all disks"));
+    }
+    if reads != READS * (2 * u64::from(DISKS) + 1) {
+        found.wrong.push(format!("fio read {reads} times"));
+    }
+    for metric in [
+        "vmdtrace_unassigned_runs_total",
+        "vmdtrace_probe_missed_total",
+        "vmdtrace_handler_resent_total",
+        "vmdtrace_lost_frames_total",
+    ] {
+        // Not every kernel counts what its probes missed.
+        let has = after.daemon.series(metric).next().is_some();
+        if has && sum(&after.daemon, metric) != sum(&before.daemon, metric) {
+            found.wrong.push(format!("{metric} rose"));
+        }
+    }
+    rows.push(row("none".to_owned(), found));
+    rows
+}
+
+fn counts_are_exact(artifacts: &Artifacts, kind: &Kind, table: &Table) {
+    let kernel = &artifacts.kernel.package_version;
+    let (server, ready) = Server::start(artifacts, &kind.config());
+    let rows = match ready {
+        Ok(()) => measure(&server, kernel, kind),
+        Err(error) if kind.refused => {
+            let text = error.to_string();
+            assert!(text.contains("ended (exit status 1)"), "{text}");
+            table.add([Row {
+                kernel: kernel.clone(),
+                kind: kind.name,
+                what: "all".to_owned(),
+                interrupts: 0,
+                runs: 0,
+                completions: 0,
+                result: "the daemon refuses to start".to_owned(),
+            }]);
+            server
+                .guest
+                .power_off()
+                .unwrap_or_else(|error| panic!("{error}"));
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let wrong: Vec<_> = rows
+        .iter()
+        .filter(|row| row.result != "exact")
+        .map(Row::to_string)
+        .collect();
+    table.add(rows);
+    assert!(!kind.refused, "the daemon counts where that is forbidden");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    server.end();
+}
+
+pub(crate) fn trials() -> (Table, Vec<Trial>) {
+    let table = Table::default();
+    let mut trials = Vec::new();
+    for series in KERNELS {
+        for kind in &KINDS {
+            let table = table.clone();
+            let name = format!("exact::{series}::{}", kind.name);
+            trials.push(kernel_test(series, name, move |artifacts| {
+                counts_are_exact(artifacts, kind, &table);
+                Ok(())
+            }));
+        }
+    }
+    (table, trials)
+}
