@@ -61,7 +61,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     served
 }
 
-fn serve(connection: &Connection, device: &Mutex<Device>) -> anyhow::Result<()> {
+pub(crate) fn serve(connection: &Connection, device: &Mutex<Device>) -> anyhow::Result<()> {
     while let Some(message) = connection.receive()? {
         let header = message.header;
         if header.is_reply() {
