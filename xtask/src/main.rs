@@ -20,6 +20,7 @@ enum Command {
     Build(commands::build::Args),
     Demo(commands::demo::Args),
     Test(commands::test::Args),
+    Fuzz(commands::fuzz::Args),
     /// Serve an emulated VMD with NVMe disks to one QEMU
     Device(commands::device::Args),
 }
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         Command::Build(args) => commands::build::run(&args),
         Command::Demo(args) => commands::demo::run(&args),
         Command::Test(args) => commands::test::run(&args),
+        Command::Fuzz(args) => commands::fuzz::run(&args),
         Command::Device(args) => commands::device::run(args),
     };
     match result {

@@ -193,7 +193,7 @@ fn static_rustflags(callers: Option<&str>) -> String {
 }
 
 /// Runs a cargo build and returns the path of the program it made.
-fn executable(command: &mut Command, bin: &str) -> Result<PathBuf> {
+pub(crate) fn executable(command: &mut Command, bin: &str) -> Result<PathBuf> {
     command.arg("--message-format=json-render-diagnostics");
     let output = command
         .stdin(Stdio::null())

@@ -165,6 +165,17 @@ pub enum Error {
         /// Where the library should be.
         folder: PathBuf,
     },
+    /// The compiler came without the runtime of the address sanitizer.
+    #[error(
+        "rustc {rustc} has no address sanitizer in {}, and fuzzing needs it: use the toolchain that rustup installs \
+         instead of a distribution's", folder.display()
+    )]
+    NoSanitizer {
+        /// The compiler's version.
+        rustc: String,
+        /// Where its runtime should be.
+        folder: PathBuf,
+    },
     /// The standard library's sources of this very compiler cannot be had.
     #[error(
         "the library sources of rustc {rustc} are needed to build the eBPF program, and there is no way to get them. rustup: {rustup}. \

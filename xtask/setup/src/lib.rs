@@ -9,6 +9,7 @@ mod artifacts;
 mod cache;
 mod debian;
 mod error;
+mod fuzzers;
 mod guest;
 mod host;
 mod kernel;
@@ -27,6 +28,7 @@ pub use artifacts::{Built, EBPF_FIXTURE_VARIABLE, EBPF_OBJECT_VARIABLE, Profile}
 pub use cache::{Cache, Check, Contents, Entry, PackageRecord};
 pub use debian::SOURCES_VARIABLE;
 pub use error::{Error, Result};
+pub use fuzzers::{FUZZERS, Fuzzer};
 pub use guest::{GuestPrograms, Program};
 pub use host::require_root;
 pub use kernel::Kernel;
@@ -113,6 +115,16 @@ impl Setup {
     /// environment variables that `cargo test -p vmdtrace` needs, and their values.
     pub fn test_environment(&self) -> Result<Vec<(&'static str, PathBuf)>> {
         artifacts::test_environment(self)
+    }
+
+    /// Fails, with the reason, if this machine cannot build fuzz targets.
+    pub fn can_fuzz(&self) -> Result<()> {
+        fuzzers::check(self)
+    }
+
+    /// Builds a fuzz target of the emulated device, one of [`FUZZERS`].
+    pub fn fuzzer(&self, name: &'static str) -> Result<Fuzzer> {
+        fuzzers::build(self, name)
     }
 
     /// Builds a static program of a workspace member, for the guest.

@@ -51,11 +51,10 @@ pub(crate) fn ensure(setup: &Setup) -> Result<EbpfToolchain> {
     let rustc = rustc(setup)?;
     check_supported(&rustc.release)?;
     host::require_cc()?;
-    let sysroot = process::capture(rustc_command(setup).args(["--print", "sysroot"]))?;
-    let sysroot = Path::new(sysroot.trim());
+    let sysroot = sysroot(setup)?;
     Ok(EbpfToolchain {
-        llvm: llvm(sysroot, &rustc)?,
-        rust_src: rust_src(setup, &rustc, sysroot)?,
+        llvm: llvm(&sysroot, &rustc)?,
+        rust_src: rust_src(setup, &rustc, &sysroot)?,
         bpf_linker: bpf_linker(setup)?,
         rustc_version: rustc.release,
     })
@@ -73,6 +72,12 @@ pub(crate) fn rustc(setup: &Setup) -> Result<Rustc> {
         command: process::describe(&command),
         problem: "no lines `release:` and `host:`".to_owned(),
     })
+}
+
+/// The folder of the toolchain.
+pub(crate) fn sysroot(setup: &Setup) -> Result<PathBuf> {
+    let text = process::capture(rustc_command(setup).args(["--print", "sysroot"]))?;
+    Ok(PathBuf::from(text.trim()))
 }
 
 fn parse_rustc(text: &str) -> Option<Rustc> {

@@ -26,6 +26,8 @@ mod counters;
 mod device;
 mod diagnostics;
 mod endpoint;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod interrupts;
 mod memory;
 mod nvme;

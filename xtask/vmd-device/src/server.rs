@@ -72,7 +72,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     served
 }
 
-fn serve(connection: &Connection, device: &Scheduler) -> anyhow::Result<()> {
+pub(crate) fn serve(connection: &Connection, device: &Scheduler) -> anyhow::Result<()> {
     while let Some(message) = connection.receive()? {
         let header = message.header;
         if header.is_reply() {
