@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use vmd_device::Latency;
+
 use super::Mode;
 use super::readings::{Between, Readings};
 use crate::disks::GuestDisk;
@@ -28,6 +30,8 @@ pub struct Run {
     pub cpus: u32,
     /// MSI-X vectors of the VMD.
     pub vectors: u16,
+    /// Time that the emulated disks take for each read.
+    pub latency: Latency,
     /// Child interrupts for each vector that serves them, by the daemon; absent
     /// in bypass, where children do not share.
     pub sharing_factor: Option<f64>,
@@ -106,6 +110,7 @@ pub(crate) struct Facts {
     pub(crate) disks: u8,
     pub(crate) cpus: u32,
     pub(crate) vectors: u16,
+    pub(crate) latency: Latency,
     pub(crate) fio_cpus: CpuList,
     pub(crate) fio_depth: u32,
     /// Every disk, and where it stands in the load.
@@ -183,6 +188,7 @@ impl Run {
             disks: facts.disks,
             cpus: facts.cpus,
             vectors: facts.vectors,
+            latency: facts.latency,
             sharing_factor: before.daemon.sum(SHARING, any),
             fio_cpus: facts.fio_cpus.clone(),
             fio_depth: facts.fio_depth,
@@ -440,6 +446,7 @@ pub(super) mod tests {
             disks: 2,
             cpus: 2,
             vectors: 8,
+            latency: Latency::default(),
             fio_cpus: CpuList::first(1),
             fio_depth: 16,
             guest_disks: vec![(disk("nvme1", "A0"), Some(0)), (disk("nvme0", "A1"), None)],

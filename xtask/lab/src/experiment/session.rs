@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use vmd_device::Config;
+use vmd_device::{Config, Service};
 
 use super::Mode;
 use super::readings::Readings;
@@ -34,6 +34,8 @@ pub struct Setting {
     pub disks: u8,
     /// MSI-X vectors of the VMD.
     pub vectors: u16,
+    /// How fast each disk is.
+    pub service: Service,
     /// Keep the guest's logs should something fail.
     pub keep_logs: bool,
 }
@@ -63,6 +65,7 @@ impl<'a> Session<'a> {
             id: setting.mode.device_id(),
             disks: setting.disks,
             vectors: setting.vectors,
+            service: setting.service,
             ..Config::default()
         };
         let config = GuestConfig {
@@ -212,6 +215,7 @@ impl<'a> Session<'a> {
             disks: self.setting.disks,
             cpus: self.setting.cpus,
             vectors: self.setting.vectors,
+            latency: self.setting.service.latency,
             fio_cpus: load.cpus.clone(),
             fio_depth: load.depth,
             guest_disks: self

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use vmd_device::{Latency, Service};
 use xtask_lab::experiment::{Mode, Run, Session, Setting};
 use xtask_lab::{Artifacts, CpuList, Load, Prometheus, SCRAPE_SECONDS, interrupt};
 use xtask_setup::{DEFAULT_KERNEL, Profile, Setup};
@@ -31,6 +32,10 @@ pub(crate) struct Args {
     /// MSI-X vectors of the VMD; its driver keeps one of them for itself
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(2..=256))]
     vectors: u16,
+    /// Time that the emulated disks take for a read: 80us, uniform:60us:100us,
+    /// tail:80us:5ms:1000 (one in 1,000 takes 5 ms); 0: none at all
+    #[arg(long, default_value = "uniform:60us:100us")]
+    latency: Latency,
     /// Length of each of the four loads; Prometheus scrapes every two seconds
     /// and needs at least five scrapes within one
     #[arg(long, default_value_t = MIN_SECONDS, value_parser = clap::value_parser!(u64).range(MIN_SECONDS..=3600))]
@@ -160,6 +165,10 @@ fn boot<'a>(
         cpus: args.cpus,
         disks: args.disks,
         vectors: args.vectors,
+        service: Service {
+            latency: args.latency,
+            ..Service::default()
+        },
         keep_logs: args.verbose,
     };
     let session = Session::start(artifacts, prometheus, setting)?;
