@@ -25,6 +25,8 @@ const MEMBAR1_LEN: u64 = 32 << 20;
 const MEMBAR2_LEN: u64 = 1 << 20;
 const MSIX_TABLE: u32 = 0;
 const MSIX_PENDING: u32 = 0x1000;
+/// What follows is memory of the domain.
+const MSIX_END: u64 = 0x2000;
 
 const MEMBAR1_REGISTER: usize = register::BAR0 + 8;
 const MEMBAR2_REGISTER: usize = register::BAR0 + 16;
@@ -76,6 +78,8 @@ impl Region {
 struct Slot {
     port: ConfigSpace,
     disk: Controller,
+    /// Whether the disk is plugged in.
+    present: bool,
 }
 
 /// A function behind the VMD.
@@ -110,6 +114,7 @@ impl Endpoint {
                 Ok(Slot {
                     port: root_port::config_space(index),
                     disk: Controller::new(identity, config)?,
+                    present: true,
                 })
             })
             .collect::<Result<_, MmapRegionError>>()?;
@@ -128,8 +133,21 @@ impl Endpoint {
         self.config.set(VMCONFIG, &[0; 2]);
         for (index, slot) in self.slots.iter_mut().enumerate() {
             slot.port = root_port::config_space(index);
+            root_port::set_present(&mut slot.port, slot.present);
             slot.disk.reset();
         }
+    }
+
+    /// Pulls a disk out without notice, or plugs it in again; its data stay. False
+    /// if there is no such disk.
+    pub(crate) fn set_present(&mut self, disk: usize, present: bool) -> bool {
+        let Some(slot) = self.slots.get_mut(disk) else {
+            return false;
+        };
+        slot.disk.reset();
+        slot.present = present;
+        root_port::set_present(&mut slot.port, present);
+        true
     }
 
     /// Whether children's messages are remapped now.
@@ -160,12 +178,9 @@ impl Endpoint {
 
     /// When `advance` has to be called next, if the guest does nothing.
     pub(crate) fn next_due(&self) -> Option<Nanos> {
-        let held = |slot: &Slot| slot.disk.next_held_interrupt();
-        let held = self.slots.iter().filter_map(held).min();
-        [self.shared.next_due(&self.slots), held]
-            .into_iter()
-            .flatten()
-            .min()
+        let interrupt = |slot: &Slot| slot.disk.next_interrupt();
+        let interrupts = self.slots.iter().filter_map(interrupt);
+        interrupts.chain(self.shared.next_due(&self.slots)).min()
     }
 
     pub(crate) fn set_shared_service(&mut self, service: SharedService) {
@@ -184,11 +199,12 @@ impl Endpoint {
         found
     }
 
-    /// All messages that disks have raised since the last call.
-    pub(crate) fn take_messages(&mut self) -> Vec<Message> {
+    /// All messages that disks have sent since the last call and that arrive by
+    /// now.
+    pub(crate) fn take_messages(&mut self, now: Nanos) -> Vec<Message> {
         self.slots
             .iter_mut()
-            .flat_map(|slot| slot.disk.take_messages())
+            .flat_map(|slot| slot.disk.take_messages(now))
             .collect()
     }
 
@@ -212,7 +228,8 @@ impl Endpoint {
                 Some((index, at)) => self.slots[index].disk.read_bar(at, out),
                 None if region == Region::MemBar1 => out.fill(0xff),
                 // The VMD's MSI-X table is the client's affair; nothing is ever pending.
-                None => out.fill(0),
+                None if offset < MSIX_END => out.fill(0),
+                None => out.fill(0xff),
             },
         }
     }
@@ -271,7 +288,7 @@ impl Endpoint {
         if device != 0 {
             return None;
         }
-        let below = |slot: &Slot| slot.port.u8(root_port::SECONDARY_BUS) == bus;
+        let below = |slot: &Slot| slot.present && slot.port.u8(root_port::SECONDARY_BUS) == bus;
         self.slots.iter().position(below).map(Function::Disk)
     }
 
@@ -283,7 +300,7 @@ impl Endpoint {
             self.config.bar64(MEMBAR2_REGISTER)
         };
         let address = base.checked_add(offset)?;
-        let at = |slot: &Slot| slot.disk.bar_offset(address);
+        let at = |slot: &Slot| slot.present.then(|| slot.disk.bar_offset(address))?;
         self.slots
             .iter()
             .enumerate()

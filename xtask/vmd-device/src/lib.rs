@@ -26,6 +26,7 @@ mod counters;
 mod device;
 mod diagnostics;
 mod endpoint;
+mod faults;
 mod interrupts;
 mod memory;
 mod nvme;
@@ -37,5 +38,6 @@ mod service;
 
 pub use config::{Args, BlockSize, Config, DeviceId, MAX_DISKS, MAX_NAMESPACES};
 pub use counters::{Counters, DiskCounters, Mode, QueueCounters};
+pub use faults::{CompletionFault, Delay, MsiFault};
 pub use server::run;
 pub use service::{Latency, MAX_PARALLELISM, Service, SharedService};
