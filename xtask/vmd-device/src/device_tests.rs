@@ -142,14 +142,15 @@ impl Guest {
 
     /// Gives the buses and BARs addresses and enables MSI-X, as an operating system does.
     fn enumerate(&mut self) {
+        self.enumerate_at(1, MEMBAR1.into());
+    }
+
+    /// The same with the disk on `bus`, where MEMBAR1 is at `base` for it.
+    fn enumerate_at(&mut self, bus: u8, base: u64) {
         self.write(CONFIG, 0x18, &MEMBAR1.to_le_bytes());
-        self.write(CFGBAR, 0x19, &[1, 1]);
+        self.write(CFGBAR, 0x19, &[bus, bus]);
         let disk = 1 << 20;
-        self.write(
-            CFGBAR,
-            disk + 0x10,
-            &(u64::from(MEMBAR1) + DISK_BAR).to_le_bytes(),
-        );
+        self.write(CFGBAR, disk + 0x10, &(base + DISK_BAR).to_le_bytes());
         self.write(CFGBAR, disk + 4, &6_u16.to_le_bytes());
         self.write(CFGBAR, disk + 0x82, &0x8000_u16.to_le_bytes());
         for vector in 0..3_u64 {
@@ -620,6 +621,34 @@ fn resets_stop_the_disk_but_keep_data_and_counts() {
     // A function level reset leaves the disk without its BAR.
     guest.write(CFGBAR, (1 << 20) + 0x48, &0x8000_u16.to_le_bytes());
     assert_eq!(guest.disk_read(0x1c), u32::MAX);
+}
+
+#[test]
+fn shadowed_devices_and_restricted_buses_are_found_where_they_say() {
+    let config = Config {
+        shadow: true,
+        first_bus: crate::FirstBus::Bus224,
+        ..Guest::config()
+    };
+    let mut guest = Guest::of(&config, Clock::start(), Arc::default());
+    for _ in 0..2 {
+        assert_eq!(guest.read_u32(CONFIG, 0x40) & 1, 1);
+        assert_eq!(guest.read_u32(CONFIG, 0x44) >> 8 & 3, 2);
+        assert_eq!(guest.read_u32(CONFIG, 0x70) & 2, 2);
+        guest
+            .device
+            .handle(command::DEVICE_RESET, &[], vec![])
+            .unwrap();
+    }
+    let membar2 = 4;
+    let base = guest.read_u32(membar2, 0x2000);
+    assert_eq!((base, guest.read_u32(membar2, 0x2004)), (0x9000_0000, 0));
+    assert_eq!(guest.read_u32(membar2, 0x2008), 0xff00_0000);
+    assert_eq!(guest.read_u32(membar2, 0x200c), 0x383f);
+    guest.enumerate_at(225, base.into());
+    guest.enable();
+    assert_eq!(guest.disk_read(0x1c), 1);
+    assert_eq!(guest.admin(0x06, DATA, 1, 0), 0);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 use vm_memory::mmap::MmapRegionError;
 
+use crate::bytes::read_image;
 use crate::config::{Config, DeviceId};
 use crate::counters::{DiskCounters, Mode};
 use crate::nvme::{Controller, Environment, Identity};
@@ -30,11 +31,22 @@ const MSIX_END: u64 = 0x2000;
 
 const MEMBAR1_REGISTER: usize = register::BAR0 + 8;
 const MEMBAR2_REGISTER: usize = register::BAR0 + 16;
-/// `PCI_REG_VMCONFIG`, whose bit 1 switches remapping off. Its bits 9:8, as
-/// `PCI_REG_VMCAP` and `PCI_REG_VMLOCK`, are 0: buses start at 0, and the
-/// addresses behind the VMD are the guest's own.
+/// `PCI_REG_VMCAP`: whether `VMCONFIG` says where buses start (`BUS_RESTRICT_CAP`).
+const VMCAP: usize = 0x40;
+const VMCAP_BUS_RESTRICTIONS: u16 = 1;
+/// `PCI_REG_VMCONFIG`, whose bit 1 switches remapping off. Its bits 9:8 are the
+/// first bus (`BUS_RESTRICT_CFG`).
 const VMCONFIG: usize = 0x44;
 const VMCONFIG_BYPASS: u16 = 0x2;
+/// `PCI_REG_VMLOCK`, whose bit 1 says that there are shadow registers (`MB2_SHADOW_EN`).
+const VMLOCK: usize = 0x70;
+const VMLOCK_SHADOW: u16 = 0x2;
+/// The shadow registers in MEMBAR2 (`MB2_SHADOW_OFFSET`): where MEMBAR1 and MEMBAR2
+/// are for those behind the VMD, a 64-bit address each.
+const SHADOW_REGISTERS: std::ops::Range<u64> = 0x2000..0x2010;
+/// Addresses that a real machine might have there.
+const SHADOW_MEMBAR1: u64 = 0x9000_0000;
+const SHADOW_MEMBAR2: u64 = 0x383f_ff00_0000;
 const CONFIG_MSIX: usize = 0x80;
 
 /// An id without a driver and without a quirk in QEMU.
@@ -93,6 +105,8 @@ enum Function {
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     id: DeviceId,
+    shadow: bool,
+    first_bus: u8,
     config: ConfigSpace,
     slots: Vec<Slot>,
     shared: Shared,
@@ -120,6 +134,8 @@ impl Endpoint {
             .collect::<Result<_, MmapRegionError>>()?;
         Ok(Self {
             id: config.id,
+            shadow: config.shadow,
+            first_bus: config.first_bus.number(),
             config: config_space(config),
             slots,
             shared: Shared::new(config.shared),
@@ -130,7 +146,7 @@ impl Endpoint {
     pub(crate) fn reset(&mut self) {
         self.config
             .set(register::DEVICE, &self.id.pci_id().to_le_bytes());
-        self.config.set(VMCONFIG, &[0; 2]);
+        set_first_bus(&mut self.config, self.first_bus);
         for (index, slot) in self.slots.iter_mut().enumerate() {
             slot.port = root_port::config_space(index);
             root_port::set_present(&mut slot.port, slot.present);
@@ -229,6 +245,11 @@ impl Endpoint {
                 None if region == Region::MemBar1 => out.fill(0xff),
                 // The VMD's MSI-X table is the client's affair; nothing is ever pending.
                 None if offset < MSIX_END => out.fill(0),
+                None if self.shadow && SHADOW_REGISTERS.contains(&offset) => {
+                    let registers = [SHADOW_MEMBAR1, SHADOW_MEMBAR2].map(u64::to_le_bytes);
+                    let at = (offset - SHADOW_REGISTERS.start) as usize;
+                    read_image(registers.as_flattened(), at, out);
+                }
                 None => out.fill(0xff),
             },
         }
@@ -288,16 +309,19 @@ impl Endpoint {
         if device != 0 {
             return None;
         }
+        // CFGBAR begins with the first bus, whatever its number is (`vmd_cfg_addr`).
+        let bus = bus.checked_add(self.first_bus)?;
         let below = |slot: &Slot| slot.present && slot.port.u8(root_port::SECONDARY_BUS) == bus;
         self.slots.iter().position(below).map(Function::Disk)
     }
 
     /// The disk and the offset in its BAR that answer in a memory window.
     fn memory_target(&self, region: Region, offset: u64) -> Option<(usize, usize)> {
-        let base = if region == Region::MemBar1 {
-            u64::from(self.config.u32(MEMBAR1_REGISTER) & !0xf)
-        } else {
-            self.config.bar64(MEMBAR2_REGISTER)
+        let base = match region {
+            Region::MemBar1 if self.shadow => SHADOW_MEMBAR1,
+            Region::MemBar1 => u64::from(self.config.u32(MEMBAR1_REGISTER) & !0xf),
+            _ if self.shadow => SHADOW_MEMBAR2,
+            _ => self.config.bar64(MEMBAR2_REGISTER),
         };
         let address = base.checked_add(offset)?;
         let at = |slot: &Slot| slot.present.then(|| slot.disk.bar_offset(address))?;
@@ -373,6 +397,13 @@ fn config_space(config: &Config) -> ConfigSpace {
             space.allow(offset + 4, &[0xff; 4]);
         }
     }
+    if config.id.has_bus_restrictions() {
+        space.set(VMCAP, &VMCAP_BUS_RESTRICTIONS.to_le_bytes());
+    }
+    set_first_bus(&mut space, config.first_bus.number());
+    if config.shadow {
+        space.set(VMLOCK, &VMLOCK_SHADOW.to_le_bytes());
+    }
     if config.id.can_bypass() {
         space.allow(VMCONFIG, &VMCONFIG_BYPASS.to_le_bytes());
     }
@@ -386,6 +417,16 @@ fn config_space(config: &Config) -> ConfigSpace {
     space.set(CONFIG_MSIX + 4, &(MSIX_TABLE | 4).to_le_bytes());
     space.set(CONFIG_MSIX + 8, &(MSIX_PENDING | 4).to_le_bytes());
     space
+}
+
+/// Sets VMCONFIG to remapping, with the code of the first bus.
+fn set_first_bus(space: &mut ConfigSpace, first_bus: u8) {
+    let code: u16 = match first_bus {
+        0 => 0,
+        128 => 1,
+        _ => 2,
+    };
+    space.set(VMCONFIG, &(code << 8).to_le_bytes());
 }
 
 /// An identifier derived from the serial number and the namespace's (FNV-1a), so

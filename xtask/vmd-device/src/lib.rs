@@ -36,7 +36,9 @@ mod scheduler;
 mod server;
 mod service;
 
-pub use config::{Args, BlockSize, Config, DeviceId, MAX_DISKS, MAX_NAMESPACES};
+pub use config::{
+    Args, BlockSize, Config, ConfigError, DeviceId, FirstBus, MAX_DISKS, MAX_NAMESPACES,
+};
 pub use counters::{Counters, DiskCounters, Mode, QueueCounters};
 pub use faults::{CompletionFault, Delay, MsiFault};
 pub use server::run;
