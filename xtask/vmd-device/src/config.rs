@@ -14,6 +14,16 @@ pub enum DeviceId {
     /// Ice Lake server and later: can let its children's MSIs bypass remapping.
     #[value(name = "28c0")]
     Bypass28c0,
+    /// Tiger Lake client: the driver leaves its first vector alone, as on all client parts.
+    #[value(name = "9a0b")]
+    Client9a0b,
+    /// Alder Lake client.
+    #[value(name = "a77f")]
+    ClientA77f,
+    /// Meteor Lake client: from Linux 7.3 on the driver reads from the disk before it
+    /// calls its handlers.
+    #[value(name = "7d0b")]
+    Client7d0b,
 }
 
 impl DeviceId {
@@ -23,6 +33,9 @@ impl DeviceId {
         match self {
             Self::Remap201d => 0x201d,
             Self::Bypass28c0 => 0x28c0,
+            Self::Client9a0b => 0x9a0b,
+            Self::ClientA77f => 0xa77f,
+            Self::Client7d0b => 0x7d0b,
         }
     }
 
@@ -37,7 +50,13 @@ impl DeviceId {
     /// not have. Such an id must not be seen before the first reset.
     #[must_use]
     pub fn has_qemu_quirk(self) -> bool {
-        self == Self::Remap201d
+        matches!(self, Self::Remap201d | Self::Client9a0b)
+    }
+
+    /// Whether the driver asks where the buses start (`VMD_FEAT_HAS_BUS_RESTRICTIONS`).
+    #[must_use]
+    pub fn has_bus_restrictions(self) -> bool {
+        self != Self::Remap201d
     }
 
     /// Its name on the command line.
@@ -46,6 +65,9 @@ impl DeviceId {
         match self {
             Self::Remap201d => "201d",
             Self::Bypass28c0 => "28c0",
+            Self::Client9a0b => "9a0b",
+            Self::ClientA77f => "a77f",
+            Self::Client7d0b => "7d0b",
         }
     }
 }
@@ -71,6 +93,43 @@ impl BlockSize {
     }
 }
 
+/// The number of the first bus behind a VMD.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum FirstBus {
+    #[default]
+    #[value(name = "0")]
+    Bus0,
+    #[value(name = "128")]
+    Bus128,
+    #[value(name = "224")]
+    Bus224,
+}
+
+impl FirstBus {
+    /// The bus number.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Bus0 => 0,
+            Self::Bus128 => 128,
+            Self::Bus224 => 224,
+        }
+    }
+}
+
+/// A device that does not exist in this form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    #[error(
+        "the driver does not ask a VMD {id} for its first bus: leave --first-bus, or take another --id"
+    )]
+    FirstBus { id: &'static str },
+    #[error(
+        "the driver does not ask a VMD {id} for shadow registers: leave --shadow, or take --id 28c0"
+    )]
+    Shadow { id: &'static str },
+}
+
 /// Most namespaces of one disk.
 pub const MAX_NAMESPACES: u8 = 16;
 
@@ -87,6 +146,13 @@ pub struct Config {
     /// Number of NVMe disks behind it.
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u8).range(1..=MAX_DISKS as i64))]
     pub disks: u8,
+    /// Present the VMD as a hypervisor passes it through: with the addresses that
+    /// the real machine has behind it. The driver then always remaps.
+    #[arg(long)]
+    pub shadow: bool,
+    /// Number of the first bus behind the VMD.
+    #[arg(long, value_enum, default_value = "0")]
+    pub first_bus: FirstBus,
     /// MSI-X vectors of the VMD itself; the driver keeps the first one for ports.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub vectors: u16,
@@ -118,6 +184,8 @@ impl Default for Config {
         Self {
             id: DeviceId::Bypass28c0,
             disks: 12,
+            shadow: false,
+            first_bus: FirstBus::default(),
             vectors: 8,
             disk_bytes: 256 << 20,
             block_size: BlockSize::default(),
@@ -131,6 +199,23 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Whether there can be such a device.
+    ///
+    /// # Errors
+    /// When options contradict each other.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let id = self.id.name();
+        if self.first_bus != FirstBus::Bus0 && !self.id.has_bus_restrictions() {
+            return Err(ConfigError::FirstBus { id });
+        }
+        // `VMD_FEAT_HAS_MEMBAR_SHADOW`; the other ids have a capability for it, which
+        // is not made here.
+        if self.shadow && self.id != DeviceId::Bypass28c0 {
+            return Err(ConfigError::Shadow { id });
+        }
+        Ok(())
+    }
+
     /// The serial number of disk `index`: `VMDLAB<tag><index, four digits>`. The
     /// disk is behind the root port at device number `index` on the first bus.
     #[must_use]
@@ -172,6 +257,7 @@ impl Args {
             ("--disks", config.disks.to_string()),
             ("--vectors", config.vectors.to_string()),
             ("--disk-bytes", config.disk_bytes.to_string()),
+            ("--first-bus", config.first_bus.number().to_string()),
             ("--block-size", config.block_size.bytes().to_string()),
             ("--namespaces", config.namespaces.to_string()),
             ("--queue-vectors", config.queue_vectors.to_string()),
@@ -192,6 +278,9 @@ impl Args {
         for (name, value) in options.into_iter().chain(limits) {
             line.push(name.into());
             line.push(value.into());
+        }
+        if config.shadow {
+            line.push("--shadow".into());
         }
         if self.verbose {
             line.push("--verbose".into());
@@ -250,6 +339,9 @@ mod tests {
             "--tag",
             "B7",
             "--verbose",
+            "--shadow",
+            "--first-bus",
+            "224",
             "--block-size",
             "4096",
             "--namespaces",
@@ -275,6 +367,15 @@ mod tests {
         assert_eq!(args.config.shared.iops, Some(1000));
         let line = std::iter::once(OsString::from("device")).chain(args.command_line());
         assert_eq!(Program::try_parse_from(line).unwrap().args, args);
+    }
+
+    #[test]
+    fn what_no_driver_would_look_at_is_refused() {
+        let check = |options: &[&str]| parse(options).unwrap().config.check();
+        assert_eq!(check(&["--id", "28c0", "--shadow"]), Ok(()));
+        assert_eq!(check(&["--id", "a77f", "--first-bus", "128"]), Ok(()));
+        assert!(check(&["--id", "a77f", "--shadow"]).is_err());
+        assert!(check(&["--id", "201d", "--first-bus", "128"]).is_err());
     }
 
     #[test]

@@ -6,6 +6,12 @@
 //! {"command":"aen","disk":0}    "accepted"
 //! {"command":"stall","disk":0}  "accepted"
 //! {"command":"resume","disk":0} "accepted"
+//! {"command":"remove","disk":0} "accepted"
+//! {"command":"insert","disk":0} "accepted"
+//! {"command":"msi-fault","disk":0,"vector":1,"nth":1,"fault":"drop"}
+//!                               "accepted" (also "duplicate", {"delay":"5ms"})
+//! {"command":"completion-fault","disk":0,"queue":1,"nth":1,"fault":"command-id"}
+//!                               "accepted" (also "status")
 //! {"command":"service","disk":0,"service":{"latency":"80us","parallelism":32,"iops":350}}
 //!                               "accepted"
 //! {"command":"shared-service","service":{"latency":"0","parallelism":64,"iops":1000,"from_disks":4}}
@@ -24,6 +30,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::counters::Counters;
 use crate::device::EventOutcome;
+use crate::faults::{CompletionFault, MsiFault};
+use crate::nvme::Controller;
 use crate::scheduler::Scheduler;
 use crate::service::{Service, SharedService};
 
@@ -56,6 +64,37 @@ pub enum Request {
     Resume {
         /// Disk index.
         disk: usize,
+    },
+    /// Pull a disk out without notice: its registers read all ones, it does nothing.
+    Remove {
+        /// Disk index.
+        disk: usize,
+    },
+    /// Plug a disk in again, as after a reset; its data are still there. The guest
+    /// has to rescan its bus.
+    Insert {
+        /// Disk index.
+        disk: usize,
+    },
+    /// Let an MSI of a disk go wrong.
+    MsiFault {
+        /// Disk index.
+        disk: usize,
+        /// The disk's own vector; any if absent.
+        vector: Option<u16>,
+        /// Which from now on; 1 is the next.
+        nth: u32,
+        fault: MsiFault,
+    },
+    /// Let a completion of a disk go wrong.
+    CompletionFault {
+        /// Disk index.
+        disk: usize,
+        /// Submission queue; any if absent.
+        queue: Option<u16>,
+        /// Which from now on; 1 is the next.
+        nth: u32,
+        fault: CompletionFault,
     },
     /// Change how fast one disk is, or every disk.
     Service {
@@ -239,8 +278,28 @@ fn respond(line: &[u8], device: &Scheduler) -> Response {
                 EventOutcome::NoSuchDisk => no_disk(disk),
             }
         }
-        Ok(Request::Stall { disk }) => stall(device, disk, true),
-        Ok(Request::Resume { disk }) => stall(device, disk, false),
+        Ok(Request::Stall { disk }) => found(device.with(|it| it.set_stalled(disk, true)), disk),
+        Ok(Request::Resume { disk }) => found(device.with(|it| it.set_stalled(disk, false)), disk),
+        Ok(Request::Remove { disk }) => found(device.with(|it| it.set_present(disk, false)), disk),
+        Ok(Request::Insert { disk }) => found(device.with(|it| it.set_present(disk, true)), disk),
+        Ok(Request::MsiFault {
+            disk,
+            vector,
+            nth,
+            fault,
+        }) => {
+            let plan = |it: &mut Controller| it.plan_msi_fault(vector, nth, fault);
+            planned(device.with(|device| device.plan(disk, plan)), disk)
+        }
+        Ok(Request::CompletionFault {
+            disk,
+            queue,
+            nth,
+            fault,
+        }) => {
+            let plan = |it: &mut Controller| it.plan_completion_fault(queue, nth, fault);
+            planned(device.with(|device| device.plan(disk, plan)), disk)
+        }
         Ok(Request::Service { disk, service }) => {
             if let Err(reason) = service.check() {
                 return Response::Error(reason);
@@ -264,11 +323,19 @@ fn respond(line: &[u8], device: &Scheduler) -> Response {
     }
 }
 
-fn stall(device: &Scheduler, disk: usize, stalled: bool) -> Response {
-    if device.with(|device| device.set_stalled(disk, stalled)) {
+fn found(found: bool, disk: usize) -> Response {
+    if found {
         Response::Accepted
     } else {
         no_disk(disk)
+    }
+}
+
+fn planned(planned: Option<bool>, disk: usize) -> Response {
+    match planned {
+        Some(true) => Response::Accepted,
+        Some(false) => Response::Error(format!("too many faults of disk {disk} wait")),
+        None => no_disk(disk),
     }
 }
 
@@ -354,6 +421,29 @@ mod tests {
         client.set_shared_service(SharedService::default()).unwrap();
         client.ask(&Request::Stall { disk: 1 }).unwrap();
         client.ask(&Request::Resume { disk: 1 }).unwrap();
+        let mut accepted = |request: &str| {
+            let request = serde_json::from_str(request).unwrap();
+            client.ask(&request).is_ok()
+        };
+        assert!(accepted(r#"{"command":"remove","disk":1}"#));
+        assert!(accepted(r#"{"command":"insert","disk":1}"#));
+        for fault in [r#""drop""#, r#""duplicate""#, r#"{"delay":"5ms"}"#] {
+            let request = |disk: u8| {
+                format!(r#"{{"command":"msi-fault","disk":{disk},"nth":3,"fault":{fault}}}"#)
+            };
+            assert!(accepted(&request(1)) && !accepted(&request(2)));
+        }
+        let mut planned = 0;
+        for fault in ["command-id", "status"] {
+            let request = format!(
+                r#"{{"command":"completion-fault","disk":0,"queue":1,"nth":1,"fault":"{fault}"}}"#
+            );
+            planned += (0..40).filter(|_| accepted(&request)).count();
+        }
+        assert_eq!(planned, 64);
+        assert!(!accepted(
+            r#"{"command":"completion-fault","disk":0,"nth":1,"fault":"status"}"#
+        ));
         let no_parallelism = Service {
             parallelism: 0,
             ..service

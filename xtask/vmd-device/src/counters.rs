@@ -24,10 +24,12 @@ pub struct QueueCounters {
     pub other: u64,
     /// Completion queue entries posted.
     pub cqes: u64,
-    /// Of these, completions of asynchronous event requests. Linux's nvme
-    /// driver handles them before its `nvme_sq` tracepoint (`nvme_handle_cqe`
-    /// in drivers/nvme/host/pci.c).
+    /// Of these, completions that Linux's nvme driver handles before its
+    /// `nvme_sq` tracepoint (`nvme_handle_cqe` in drivers/nvme/host/pci.c): those of
+    /// asynchronous event requests, and those with an invalid command id.
     pub cqes_skipped: u64,
+    /// Of the entries posted, those that were told to be wrong.
+    pub corrupted: u64,
     /// Commands taken that never complete, because their queue was deleted or
     /// the controller was reset or failed.
     pub discarded: u64,
@@ -41,8 +43,13 @@ pub struct DiskCounters {
     /// By queue id, up to the highest queue that was ever created; 0 is the
     /// admin queue.
     pub queues: Vec<QueueCounters>,
-    /// MSIs sent, by the disk's own MSI-X vector, up to the highest one used.
+    /// MSIs sent, by the disk's own MSI-X vector, up to the highest one used. Those
+    /// of a disk arrive once each but for the faults below.
     pub child_vector_msis: Vec<u64>,
+    /// MSIs sent that were lost, arrived twice, or later, as told.
+    pub dropped_msis: u64,
+    pub duplicated_msis: u64,
+    pub delayed_msis: u64,
     /// Times that completions were posted without an interrupt, which came later,
     /// because of interrupt coalescing.
     pub held_interrupts: u64,

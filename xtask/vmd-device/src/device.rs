@@ -124,7 +124,7 @@ impl Device {
             diagnostics: &mut self.diagnostics,
         };
         self.endpoint.advance(&mut env);
-        let messages = self.endpoint.take_messages();
+        let messages = self.endpoint.take_messages(now);
         let mode = self.endpoint.mode();
         self.interrupts
             .deliver(mode, &messages, &mut self.diagnostics);
@@ -369,6 +369,24 @@ impl Device {
         let found = self.endpoint.set_service(disk, service);
         self.advance();
         found
+    }
+
+    /// Lets something go wrong with a disk; `None` if there is no such disk, false
+    /// if too many faults wait.
+    pub(crate) fn plan(
+        &mut self,
+        disk: usize,
+        plan: impl FnOnce(&mut Controller) -> bool,
+    ) -> Option<bool> {
+        // What was due before is not meant.
+        self.advance();
+        self.endpoint.disk(disk).map(plan)
+    }
+
+    /// Pulls a disk out or plugs it in; false if there is no such disk.
+    pub(crate) fn set_present(&mut self, disk: usize, present: bool) -> bool {
+        self.advance();
+        self.endpoint.set_present(disk, present)
     }
 
     /// Stalls a disk or lets it go on; false if there is no such disk.

@@ -4,6 +4,7 @@
 use super::*;
 use crate::bytes::{put, u16_at, u32_at};
 use crate::counters::{Mode, QueueCounters};
+use crate::faults::{CompletionFault, Delay, MsiFault};
 use crate::interrupts::tests::Recorder;
 use crate::memory::PAGE;
 use crate::memory::tests::{contents, file};
@@ -141,14 +142,15 @@ impl Guest {
 
     /// Gives the buses and BARs addresses and enables MSI-X, as an operating system does.
     fn enumerate(&mut self) {
+        self.enumerate_at(1, MEMBAR1.into());
+    }
+
+    /// The same with the disk on `bus`, where MEMBAR1 is at `base` for it.
+    fn enumerate_at(&mut self, bus: u8, base: u64) {
         self.write(CONFIG, 0x18, &MEMBAR1.to_le_bytes());
-        self.write(CFGBAR, 0x19, &[1, 1]);
+        self.write(CFGBAR, 0x19, &[bus, bus]);
         let disk = 1 << 20;
-        self.write(
-            CFGBAR,
-            disk + 0x10,
-            &(u64::from(MEMBAR1) + DISK_BAR).to_le_bytes(),
-        );
+        self.write(CFGBAR, disk + 0x10, &(base + DISK_BAR).to_le_bytes());
         self.write(CFGBAR, disk + 4, &6_u16.to_le_bytes());
         self.write(CFGBAR, disk + 0x82, &0x8000_u16.to_le_bytes());
         for vector in 0..3_u64 {
@@ -193,6 +195,14 @@ impl Guest {
     fn pass(&mut self, time: Nanos) {
         self.clock.fetch_add(time, Ordering::Relaxed);
         self.device.advance();
+    }
+
+    /// Lets all that is under way come to its end: commands, then the interrupts
+    /// that were held back, then those that arrive late.
+    fn settle(&mut self) {
+        for _ in 0..3 {
+            self.pass(3600 * 1_000_000 * US);
+        }
     }
 
     /// Submits one admin command and returns its status, 0 for success.
@@ -614,6 +624,34 @@ fn resets_stop_the_disk_but_keep_data_and_counts() {
 }
 
 #[test]
+fn shadowed_devices_and_restricted_buses_are_found_where_they_say() {
+    let config = Config {
+        shadow: true,
+        first_bus: crate::FirstBus::Bus224,
+        ..Guest::config()
+    };
+    let mut guest = Guest::of(&config, Clock::start(), Arc::default());
+    for _ in 0..2 {
+        assert_eq!(guest.read_u32(CONFIG, 0x40) & 1, 1);
+        assert_eq!(guest.read_u32(CONFIG, 0x44) >> 8 & 3, 2);
+        assert_eq!(guest.read_u32(CONFIG, 0x70) & 2, 2);
+        guest
+            .device
+            .handle(command::DEVICE_RESET, &[], vec![])
+            .unwrap();
+    }
+    let membar2 = 4;
+    let base = guest.read_u32(membar2, 0x2000);
+    assert_eq!((base, guest.read_u32(membar2, 0x2004)), (0x9000_0000, 0));
+    assert_eq!(guest.read_u32(membar2, 0x2008), 0xff00_0000);
+    assert_eq!(guest.read_u32(membar2, 0x200c), 0x383f);
+    guest.enumerate_at(225, base.into());
+    guest.enable();
+    assert_eq!(guest.disk_read(0x1c), 1);
+    assert_eq!(guest.admin(0x06, DATA, 1, 0), 0);
+}
+
+#[test]
 fn the_quirky_id_appears_only_after_a_reset() {
     let config = Config {
         id: crate::DeviceId::Remap201d,
@@ -854,6 +892,114 @@ fn namespaces_are_apart_and_may_have_blocks_of_4_kib() {
     assert_eq!(memory(&guest, DATA + 2 * PAGE, 4096), [0x42; 4096]);
 }
 
+impl Guest {
+    /// Reads one block.
+    fn read_once(&mut self) {
+        self.put_io(2, 0, 1, DATA);
+        self.ring_io();
+        self.disk_write(0x100c, self.io_tail.into());
+    }
+
+    fn plan_msi(&mut self, nth: u32, fault: MsiFault) {
+        let plan = |disk: &mut Controller| disk.plan_msi_fault(Some(1), nth, fault);
+        assert_eq!(self.device.plan(0, plan), Some(true));
+    }
+}
+
+#[test]
+fn msis_are_lost_doubled_and_late_as_told() {
+    let mut guest = Guest::ready(true);
+    guest.plan_msi(2, MsiFault::Drop);
+    guest.plan_msi(3, MsiFault::Duplicate);
+    guest.plan_msi(4, MsiFault::Delay(Delay(50 * US)));
+    let before = guest.messages();
+    for arrived in [1, 1, 3, 3, 4] {
+        guest.read_once();
+        assert_eq!(guest.messages(), before + arrived);
+    }
+    assert_eq!(guest.device.next_due(), Some(50 * US));
+    guest.pass(50 * US);
+    assert_eq!(guest.messages(), before + 5);
+    assert_eq!(guest.device.next_due(), None);
+    let counters = guest.device.counters();
+    let disk = &counters.disks[0];
+    assert_eq!(disk.child_vector_msis[1], 5);
+    assert_eq!(
+        (disk.dropped_msis, disk.duplicated_msis, disk.delayed_msis),
+        (1, 1, 1)
+    );
+    assert_eq!(counters.bypass_msis, counters.msis());
+}
+
+#[test]
+fn completions_are_wrong_as_told() {
+    let mut guest = Guest::ready(true);
+    for (nth, fault) in [
+        (2, CompletionFault::CommandId),
+        (3, CompletionFault::Status),
+    ] {
+        let plan = |disk: &mut Controller| disk.plan_completion_fault(Some(1), nth, fault);
+        assert_eq!(guest.device.plan(0, plan), Some(true));
+    }
+    for _ in 0..4 {
+        guest.read_once();
+    }
+    let seen: Vec<(u16, u16)> = (0..4)
+        .map(|slot| {
+            let mut completion = [0; 16];
+            guest
+                .device
+                .memory
+                .read(IO_CQ + slot * 16, &mut completion)
+                .unwrap();
+            let field = |at| u16_at(&completion, at).unwrap();
+            (field(12), field(14) >> 1)
+        })
+        .collect();
+    assert_eq!(seen, [(2, 0), (0xffff, 0), (2, 0x281), (2, 0)]);
+    let queue = &guest.device.counters().disks[0].queues[1];
+    assert_eq!((queue.cqes, queue.cqes_skipped, queue.corrupted), (4, 1, 2));
+}
+
+#[test]
+fn a_removed_disk_reads_all_ones_and_does_nothing() {
+    let mut guest = Guest::with(fixed(80 * US), SharedService::default()).boot(true);
+    let (config, status) = (1 << 20, 0x5a);
+    let present = |guest: &mut Guest| guest.read_u32(CFGBAR, status) & 0x40;
+    assert_ne!(present(&mut guest), 0);
+    guest.put_io(2, 0, 1, DATA);
+    guest.ring_io();
+    let before = guest.messages();
+    assert!(guest.device.set_present(0, false) && !guest.device.set_present(1, false));
+    assert_eq!(present(&mut guest), 0);
+    assert_eq!(guest.read_u32(CFGBAR, config), u32::MAX);
+    assert_eq!(guest.disk_read(0x1c), u32::MAX);
+    guest.enumerate();
+    guest.enable();
+    guest.ring_io();
+    guest.pass(1000 * US);
+    assert_eq!(guest.read_u32(CFGBAR, config + 0x10), u32::MAX);
+    let counters = guest.device.counters();
+    assert_eq!((counters.io_cqes(), guest.messages()), (0, before));
+    assert_eq!(counters.disks[0].queues[1].discarded, 1);
+    // A reset of the whole does not bring it back.
+    guest
+        .device
+        .handle(command::DEVICE_RESET, &[], vec![])
+        .unwrap();
+    assert_eq!(present(&mut guest), 0);
+
+    assert!(guest.device.set_present(0, true));
+    guest.admin_tail = 0;
+    guest.fill_ram(0);
+    let mut guest = guest.boot(true);
+    assert_ne!(present(&mut guest), 0);
+    guest.put_io(2, 0, 1, DATA);
+    guest.ring_io();
+    guest.pass(80 * US);
+    assert_eq!(guest.device.counters().io_cqes(), 1);
+}
+
 #[test]
 fn interrupts_are_coalesced_as_the_guest_asks() {
     let mut guest = Guest::ready(true);
@@ -1067,6 +1213,30 @@ fn any_speed() -> impl Strategy<Value = (Service, SharedService)> {
     (service, shared)
 }
 
+#[derive(Clone, Copy, Debug)]
+enum AnyFault {
+    Msi(Option<u16>, u32, MsiFault),
+    Completion(Option<u16>, u32, CompletionFault),
+}
+
+fn any_fault() -> impl Strategy<Value = AnyFault> {
+    let of = || prop::option::of(0..3_u16);
+    let msi = prop_oneof![
+        Just(MsiFault::Drop),
+        Just(MsiFault::Duplicate),
+        (0..500 * US).prop_map(|delay| MsiFault::Delay(Delay(delay))),
+    ];
+    let completion = prop_oneof![
+        Just(CompletionFault::CommandId),
+        Just(CompletionFault::Status)
+    ];
+    prop_oneof![
+        (of(), 0..6_u32, msi).prop_map(|(of, nth, fault)| AnyFault::Msi(of, nth, fault)),
+        (of(), 0..6_u32, completion)
+            .prop_map(|(of, nth, fault)| AnyFault::Completion(of, nth, fault)),
+    ]
+}
+
 /// A write to the disk's registers, doorbells or MSI-X table, or elsewhere.
 fn random_write() -> impl Strategy<Value = (u32, u64, Vec<u8>)> {
     let disk = 1_u64 << 20;
@@ -1111,8 +1281,18 @@ proptest! {
         rounds in 1..4_usize,
         (service, shared) in any_speed(),
         pauses in prop::collection::vec(0..100 * US, 8),
+        faults in prop::collection::vec(any_fault(), 0..6),
     ) {
         let mut guest = Guest::with(service, shared).boot(true);
+        for fault in faults {
+            let planned = guest.device.plan(0, |disk| match fault {
+                AnyFault::Msi(of, nth, fault) => disk.plan_msi_fault(of, nth, fault),
+                AnyFault::Completion(of, nth, fault) => {
+                    disk.plan_completion_fault(of, nth, fault)
+                }
+            });
+            prop_assert_eq!(planned, Some(true));
+        }
         let list: Vec<u8> = list.iter().flat_map(|word| word.to_le_bytes()).collect();
         for page in 8..RAM_PAGES {
             guest.device.memory.write(RAM + page * PAGE, &list).unwrap();
@@ -1136,7 +1316,7 @@ proptest! {
         }
         assert_accounted(&guest.device.counters());
         // Whatever is in service ends.
-        guest.pass(3600 * 1_000_000 * US);
+        guest.settle();
         prop_assert_eq!(guest.device.next_due(), None);
         let counters = guest.device.counters();
         prop_assert_eq!(counters.disks[0].in_service, 0);
@@ -1145,7 +1325,11 @@ proptest! {
         // An asynchronous event request is taken but may wait.
         prop_assert!(admin.other - admin.cqes - admin.discarded <= 4);
         prop_assert!(counters.msis() <= counters.cqes());
-        prop_assert_eq!(counters.bypass_msis + counters.undelivered_msis, counters.msis());
+        let disk = &counters.disks[0];
+        prop_assert_eq!(
+            counters.bypass_msis + counters.undelivered_msis,
+            counters.msis() + disk.duplicated_msis - disk.dropped_msis
+        );
         guest.assert_rest_untouched();
     }
 
@@ -1174,7 +1358,7 @@ proptest! {
                 prop_assert_eq!(reply.len(), if is_read { 16 + data.len() } else { 16 });
             }
         }
-        guest.pass(3600 * 1_000_000 * US);
+        guest.settle();
         prop_assert_eq!(guest.device.next_due(), None);
         assert_accounted(&guest.device.counters());
         guest.assert_rest_untouched();

@@ -6,6 +6,7 @@
 
 use vm_memory::mmap::MmapRegionError;
 
+use crate::bytes::read_image;
 use crate::config::{Config, DeviceId};
 use crate::counters::{DiskCounters, Mode};
 use crate::nvme::{Controller, Environment, Identity};
@@ -25,14 +26,27 @@ const MEMBAR1_LEN: u64 = 32 << 20;
 const MEMBAR2_LEN: u64 = 1 << 20;
 const MSIX_TABLE: u32 = 0;
 const MSIX_PENDING: u32 = 0x1000;
+/// What follows is memory of the domain.
+const MSIX_END: u64 = 0x2000;
 
 const MEMBAR1_REGISTER: usize = register::BAR0 + 8;
 const MEMBAR2_REGISTER: usize = register::BAR0 + 16;
-/// `PCI_REG_VMCONFIG`, whose bit 1 switches remapping off. Its bits 9:8, as
-/// `PCI_REG_VMCAP` and `PCI_REG_VMLOCK`, are 0: buses start at 0, and the
-/// addresses behind the VMD are the guest's own.
+/// `PCI_REG_VMCAP`: whether `VMCONFIG` says where buses start (`BUS_RESTRICT_CAP`).
+const VMCAP: usize = 0x40;
+const VMCAP_BUS_RESTRICTIONS: u16 = 1;
+/// `PCI_REG_VMCONFIG`, whose bit 1 switches remapping off. Its bits 9:8 are the
+/// first bus (`BUS_RESTRICT_CFG`).
 const VMCONFIG: usize = 0x44;
 const VMCONFIG_BYPASS: u16 = 0x2;
+/// `PCI_REG_VMLOCK`, whose bit 1 says that there are shadow registers (`MB2_SHADOW_EN`).
+const VMLOCK: usize = 0x70;
+const VMLOCK_SHADOW: u16 = 0x2;
+/// The shadow registers in MEMBAR2 (`MB2_SHADOW_OFFSET`): where MEMBAR1 and MEMBAR2
+/// are for those behind the VMD, a 64-bit address each.
+const SHADOW_REGISTERS: std::ops::Range<u64> = 0x2000..0x2010;
+/// Addresses that a real machine might have there.
+const SHADOW_MEMBAR1: u64 = 0x9000_0000;
+const SHADOW_MEMBAR2: u64 = 0x383f_ff00_0000;
 const CONFIG_MSIX: usize = 0x80;
 
 /// An id without a driver and without a quirk in QEMU.
@@ -76,6 +90,8 @@ impl Region {
 struct Slot {
     port: ConfigSpace,
     disk: Controller,
+    /// Whether the disk is plugged in.
+    present: bool,
 }
 
 /// A function behind the VMD.
@@ -89,6 +105,8 @@ enum Function {
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     id: DeviceId,
+    shadow: bool,
+    first_bus: u8,
     config: ConfigSpace,
     slots: Vec<Slot>,
     shared: Shared,
@@ -110,11 +128,14 @@ impl Endpoint {
                 Ok(Slot {
                     port: root_port::config_space(index),
                     disk: Controller::new(identity, config)?,
+                    present: true,
                 })
             })
             .collect::<Result<_, MmapRegionError>>()?;
         Ok(Self {
             id: config.id,
+            shadow: config.shadow,
+            first_bus: config.first_bus.number(),
             config: config_space(config),
             slots,
             shared: Shared::new(config.shared),
@@ -125,11 +146,24 @@ impl Endpoint {
     pub(crate) fn reset(&mut self) {
         self.config
             .set(register::DEVICE, &self.id.pci_id().to_le_bytes());
-        self.config.set(VMCONFIG, &[0; 2]);
+        set_first_bus(&mut self.config, self.first_bus);
         for (index, slot) in self.slots.iter_mut().enumerate() {
             slot.port = root_port::config_space(index);
+            root_port::set_present(&mut slot.port, slot.present);
             slot.disk.reset();
         }
+    }
+
+    /// Pulls a disk out without notice, or plugs it in again; its data stay. False
+    /// if there is no such disk.
+    pub(crate) fn set_present(&mut self, disk: usize, present: bool) -> bool {
+        let Some(slot) = self.slots.get_mut(disk) else {
+            return false;
+        };
+        slot.disk.reset();
+        slot.present = present;
+        root_port::set_present(&mut slot.port, present);
+        true
     }
 
     /// Whether children's messages are remapped now.
@@ -160,12 +194,9 @@ impl Endpoint {
 
     /// When `advance` has to be called next, if the guest does nothing.
     pub(crate) fn next_due(&self) -> Option<Nanos> {
-        let held = |slot: &Slot| slot.disk.next_held_interrupt();
-        let held = self.slots.iter().filter_map(held).min();
-        [self.shared.next_due(&self.slots), held]
-            .into_iter()
-            .flatten()
-            .min()
+        let interrupt = |slot: &Slot| slot.disk.next_interrupt();
+        let interrupts = self.slots.iter().filter_map(interrupt);
+        interrupts.chain(self.shared.next_due(&self.slots)).min()
     }
 
     pub(crate) fn set_shared_service(&mut self, service: SharedService) {
@@ -184,11 +215,12 @@ impl Endpoint {
         found
     }
 
-    /// All messages that disks have raised since the last call.
-    pub(crate) fn take_messages(&mut self) -> Vec<Message> {
+    /// All messages that disks have sent since the last call and that arrive by
+    /// now.
+    pub(crate) fn take_messages(&mut self, now: Nanos) -> Vec<Message> {
         self.slots
             .iter_mut()
-            .flat_map(|slot| slot.disk.take_messages())
+            .flat_map(|slot| slot.disk.take_messages(now))
             .collect()
     }
 
@@ -212,7 +244,13 @@ impl Endpoint {
                 Some((index, at)) => self.slots[index].disk.read_bar(at, out),
                 None if region == Region::MemBar1 => out.fill(0xff),
                 // The VMD's MSI-X table is the client's affair; nothing is ever pending.
-                None => out.fill(0),
+                None if offset < MSIX_END => out.fill(0),
+                None if self.shadow && SHADOW_REGISTERS.contains(&offset) => {
+                    let registers = [SHADOW_MEMBAR1, SHADOW_MEMBAR2].map(u64::to_le_bytes);
+                    let at = (offset - SHADOW_REGISTERS.start) as usize;
+                    read_image(registers.as_flattened(), at, out);
+                }
+                None => out.fill(0xff),
             },
         }
     }
@@ -271,19 +309,22 @@ impl Endpoint {
         if device != 0 {
             return None;
         }
-        let below = |slot: &Slot| slot.port.u8(root_port::SECONDARY_BUS) == bus;
+        // CFGBAR begins with the first bus, whatever its number is (`vmd_cfg_addr`).
+        let bus = bus.checked_add(self.first_bus)?;
+        let below = |slot: &Slot| slot.present && slot.port.u8(root_port::SECONDARY_BUS) == bus;
         self.slots.iter().position(below).map(Function::Disk)
     }
 
     /// The disk and the offset in its BAR that answer in a memory window.
     fn memory_target(&self, region: Region, offset: u64) -> Option<(usize, usize)> {
-        let base = if region == Region::MemBar1 {
-            u64::from(self.config.u32(MEMBAR1_REGISTER) & !0xf)
-        } else {
-            self.config.bar64(MEMBAR2_REGISTER)
+        let base = match region {
+            Region::MemBar1 if self.shadow => SHADOW_MEMBAR1,
+            Region::MemBar1 => u64::from(self.config.u32(MEMBAR1_REGISTER) & !0xf),
+            _ if self.shadow => SHADOW_MEMBAR2,
+            _ => self.config.bar64(MEMBAR2_REGISTER),
         };
         let address = base.checked_add(offset)?;
-        let at = |slot: &Slot| slot.disk.bar_offset(address);
+        let at = |slot: &Slot| slot.present.then(|| slot.disk.bar_offset(address))?;
         self.slots
             .iter()
             .enumerate()
@@ -356,6 +397,13 @@ fn config_space(config: &Config) -> ConfigSpace {
             space.allow(offset + 4, &[0xff; 4]);
         }
     }
+    if config.id.has_bus_restrictions() {
+        space.set(VMCAP, &VMCAP_BUS_RESTRICTIONS.to_le_bytes());
+    }
+    set_first_bus(&mut space, config.first_bus.number());
+    if config.shadow {
+        space.set(VMLOCK, &VMLOCK_SHADOW.to_le_bytes());
+    }
     if config.id.can_bypass() {
         space.allow(VMCONFIG, &VMCONFIG_BYPASS.to_le_bytes());
     }
@@ -369,6 +417,16 @@ fn config_space(config: &Config) -> ConfigSpace {
     space.set(CONFIG_MSIX + 4, &(MSIX_TABLE | 4).to_le_bytes());
     space.set(CONFIG_MSIX + 8, &(MSIX_PENDING | 4).to_le_bytes());
     space
+}
+
+/// Sets VMCONFIG to remapping, with the code of the first bus.
+fn set_first_bus(space: &mut ConfigSpace, first_bus: u8) {
+    let code: u16 = match first_bus {
+        0 => 0,
+        128 => 1,
+        _ => 2,
+    };
+    space.set(VMCONFIG, &(code << 8).to_le_bytes());
 }
 
 /// An identifier derived from the serial number and the namespace's (FNV-1a), so

@@ -26,6 +26,7 @@ mod counters;
 mod device;
 mod diagnostics;
 mod endpoint;
+mod faults;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod interrupts;
@@ -37,7 +38,10 @@ mod scheduler;
 mod server;
 mod service;
 
-pub use config::{Args, BlockSize, Config, DeviceId, MAX_DISKS, MAX_NAMESPACES};
+pub use config::{
+    Args, BlockSize, Config, ConfigError, DeviceId, FirstBus, MAX_DISKS, MAX_NAMESPACES,
+};
 pub use counters::{Counters, DiskCounters, Mode, QueueCounters};
+pub use faults::{CompletionFault, Delay, MsiFault};
 pub use server::run;
 pub use service::{Latency, MAX_PARALLELISM, Service, SharedService};

@@ -21,7 +21,7 @@ use crate::scheduler::Scheduler;
 /// Both sockets are created before anything is said on stderr; the control
 /// socket answers once the client has connected. They are removed at the end,
 /// and when SIGTERM or SIGINT ends the process, which they do at any time.
-/// Fails if a socket cannot be created, or if the client breaks the protocol so
+/// Fails if there is no such device, if a socket cannot be created, or if the client breaks the protocol so
 /// badly that the messages can no longer be told apart.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let Args {
@@ -30,6 +30,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         config,
         verbose,
     } = args;
+    config.check()?;
     let (control_listener, _control_file) = listen(&control)?;
     let (listener, _socket_file) = listen(&socket)?;
     remove_at_signals(vec![control.clone(), socket.clone()])

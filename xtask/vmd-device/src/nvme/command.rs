@@ -75,6 +75,8 @@ impl Status {
     pub(crate) const INVALID_LOG_PAGE: Self = Self::specific(0x09);
     pub(crate) const INVALID_QUEUE_DELETION: Self = Self::specific(0x0c);
 
+    pub(crate) const UNRECOVERED_READ_ERROR: Self = Self(0x281);
+
     const fn generic(code: u16) -> Self {
         Self(code | Self::DO_NOT_RETRY)
     }
@@ -119,6 +121,7 @@ impl Taken {
         };
         Completion {
             taken: *self,
+            command_id: self.command.id(),
             result,
             status,
         }
@@ -129,6 +132,7 @@ impl Taken {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completion {
     pub(crate) taken: Taken,
+    pub(crate) command_id: u16,
     pub(crate) result: u32,
     pub(crate) status: Status,
 }

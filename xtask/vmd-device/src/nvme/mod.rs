@@ -26,6 +26,7 @@ use vm_memory::mmap::MmapRegionError;
 use crate::config::Config;
 use crate::counters::DiskCounters;
 use crate::diagnostics::Diagnostics;
+use crate::faults::{CompletionFault, Delay, MsiFault, Plan};
 use crate::memory::GuestMemory;
 use crate::pci::config_space::touches;
 use crate::pci::{
@@ -49,6 +50,9 @@ const CONFIG_EXPRESS: usize = 0x40;
 const CONFIG_MSIX: usize = 0x80;
 const EXPRESS_DEVICE_CONTROL: usize = CONFIG_EXPRESS + 8;
 const FUNCTION_LEVEL_RESET: u16 = 0x8000;
+
+/// Linux has no command with this id: its lower 12 bits are beyond any queue's depth.
+const INVALID_COMMAND_ID: u16 = 0xffff;
 
 /// What a controller needs from outside while it handles an access.
 #[derive(Debug)]
@@ -86,6 +90,10 @@ pub(crate) struct Controller {
     counters: DiskCounters,
     /// Messages raised and not yet collected.
     messages: Vec<Message>,
+    /// Messages sent that arrive later than they should.
+    delayed: Vec<(Nanos, Message)>,
+    msi_faults: Plan<MsiFault>,
+    completion_faults: Plan<CompletionFault>,
 }
 
 impl Controller {
@@ -112,6 +120,9 @@ impl Controller {
                 ..DiskCounters::default()
             },
             messages: Vec::new(),
+            delayed: Vec::new(),
+            msi_faults: Plan::default(),
+            completion_faults: Plan::default(),
             identity,
         })
     }
@@ -131,13 +142,51 @@ impl Controller {
         &mut self.schedule
     }
 
-    /// Messages raised since the last call.
-    pub(crate) fn take_messages(&mut self) -> Vec<Message> {
-        let messages = std::mem::take(&mut self.messages);
-        for message in &messages {
+    /// Messages sent since the last call, and those that were delayed until now.
+    pub(crate) fn take_messages(&mut self, now: Nanos) -> Vec<Message> {
+        let mut arriving: Vec<Message> = self
+            .delayed
+            .extract_if(.., |(due, _)| *due <= now)
+            .map(|(_, message)| message)
+            .collect();
+        for message in std::mem::take(&mut self.messages) {
             self.counters.count_msi(message.vector);
+            match self.msi_faults.next(message.vector) {
+                None => arriving.push(message),
+                Some(MsiFault::Drop) => self.counters.dropped_msis += 1,
+                Some(MsiFault::Duplicate) => {
+                    self.counters.duplicated_msis += 1;
+                    arriving.extend([message; 2]);
+                }
+                Some(MsiFault::Delay(Delay(delay))) => {
+                    self.counters.delayed_msis += 1;
+                    self.delayed.push((now.saturating_add(delay), message));
+                }
+            }
         }
-        messages
+        arriving
+    }
+
+    /// Lets the `nth` MSI from now on, of one vector or any, go wrong. False if
+    /// too many faults wait.
+    pub(crate) fn plan_msi_fault(
+        &mut self,
+        vector: Option<u16>,
+        nth: u32,
+        fault: MsiFault,
+    ) -> bool {
+        self.msi_faults.add(vector, nth, fault)
+    }
+
+    /// Lets the `nth` completion from now on, of one submission queue or any, go
+    /// wrong. False if too many faults wait.
+    pub(crate) fn plan_completion_fault(
+        &mut self,
+        queue: Option<u16>,
+        nth: u32,
+        fault: CompletionFault,
+    ) -> bool {
+        self.completion_faults.add(queue, nth, fault)
     }
 
     /// The function's state after a reset by its bus. The data stay.
@@ -480,7 +529,8 @@ impl Controller {
     fn complete(&mut self, completions: &[Completion], env: &mut Environment<'_>) {
         let mut posted: BTreeMap<u16, Posted> = BTreeMap::new();
         for completion in completions {
-            let taken = &completion.taken;
+            let mut completion = *completion;
+            let taken = completion.taken;
             let is_wanted =
                 self.registers.is_running() && self.queues.is_living_submission(taken.submission);
             let queue = self
@@ -488,12 +538,18 @@ impl Controller {
                 .living_completion(taken.completion)
                 .filter(|_| is_wanted);
             let Some(queue) = queue else {
-                self.discard(taken);
+                self.discard(&taken);
                 continue;
             };
-            if let Err(error) = queue.post(completion, env.memory) {
+            let fault = self.completion_faults.next(taken.submission.id);
+            match fault {
+                Some(CompletionFault::CommandId) => completion.command_id = INVALID_COMMAND_ID,
+                Some(CompletionFault::Status) => completion.status = Status::UNRECOVERED_READ_ERROR,
+                None => {}
+            }
+            if let Err(error) = queue.post(&completion, env.memory) {
                 let id = taken.completion.id;
-                self.discard(taken);
+                self.discard(&taken);
                 self.fail(
                     format_args!("cannot post to completion queue {id}: {error}"),
                     env,
@@ -509,7 +565,9 @@ impl Controller {
             counters.cqes += 1;
             let is_event_request =
                 taken.submission.id == 0 && taken.command.opcode() == ASYNCHRONOUS_EVENT_REQUEST;
-            counters.cqes_skipped += u64::from(is_event_request);
+            let is_skipped = is_event_request || fault == Some(CompletionFault::CommandId);
+            counters.cqes_skipped += u64::from(is_skipped);
+            counters.corrupted += u64::from(fault.is_some());
         }
         let coalescing = &mut self.admin.coalescing;
         for (vector, Posted { entries, is_admin }) in posted {
@@ -526,12 +584,13 @@ impl Controller {
         }
     }
 
-    /// When an interrupt that was held back is raised at the latest.
-    pub(crate) fn next_held_interrupt(&self) -> Option<Nanos> {
-        if self.schedule.is_stalled() {
-            return None;
-        }
-        self.admin.coalescing.next_due()
+    /// When an interrupt that coalescing holds back is raised at the latest, or
+    /// one that was delayed arrives.
+    pub(crate) fn next_interrupt(&self) -> Option<Nanos> {
+        let held = self.admin.coalescing.next_due();
+        let held = held.filter(|_| !self.schedule.is_stalled());
+        let delayed = self.delayed.iter().map(|(due, _)| *due);
+        delayed.chain(held).min()
     }
 
     /// Raises a temperature event. It is sent when the guest next has an event

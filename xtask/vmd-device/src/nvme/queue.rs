@@ -143,6 +143,7 @@ impl CompletionQueue {
     ) -> Result<(), Unmapped> {
         let Completion {
             taken,
+            command_id,
             result,
             status,
         } = completion;
@@ -154,7 +155,7 @@ impl CompletionQueue {
         bytes[8..10].copy_from_slice(&taken.head.to_le_bytes());
         bytes[10..].copy_from_slice(&taken.submission.id.to_le_bytes());
         memory.write(address, &bytes)?;
-        let last = u32::from(taken.command.id()) | u32::from(status.with_phase(self.phase)) << 16;
+        let last = u32::from(*command_id) | u32::from(status.with_phase(self.phase)) << 16;
         memory.publish_u32(address.saturating_add(12), last)?;
         self.release();
         self.tail += 1;

@@ -11,7 +11,23 @@ const BUS_NUMBERS: usize = 0x18;
 const MEMORY_WINDOW: usize = 0x20;
 const PREFETCHABLE_WINDOW: usize = 0x24;
 const EXPRESS: usize = 0x40;
+const SLOT_PRESENT: u16 = 0x0040;
+const LINK_ACTIVE: u16 = 0x2000;
+/// 16 GT/s, four lanes.
+const LINK_STATUS: u16 = 0x0043;
 const MSI: usize = 0x80;
+
+/// Shows whether there is a disk below the port: in the slot's and the link's status.
+/// The port has no hot-plug interrupt, so nobody is told.
+pub(crate) fn set_present(space: &mut ConfigSpace, present: bool) {
+    let (slot, link) = if present {
+        (SLOT_PRESENT, LINK_ACTIVE | LINK_STATUS)
+    } else {
+        (0, 0)
+    };
+    space.set(EXPRESS + 0x12, &link.to_le_bytes());
+    space.set(EXPRESS + 0x1a, &slot.to_le_bytes());
+}
 
 /// The configuration space of root port `index` after a reset.
 pub(crate) fn config_space(index: usize) -> ConfigSpace {
@@ -43,11 +59,9 @@ pub(crate) fn config_space(index: usize) -> ConfigSpace {
     space.allow(EXPRESS + 0x08, &[0xff; 2]);
     space.set(EXPRESS + 0x0c, &(0x0010_0043 | number << 24).to_le_bytes());
     space.allow(EXPRESS + 0x10, &[0xff; 2]);
-    space.set(EXPRESS + 0x12, &0x2043_u16.to_le_bytes());
-    // Slot: number; a card is present.
+    // Slot: number.
     space.set(EXPRESS + 0x14, &(number << 19).to_le_bytes());
     space.allow(EXPRESS + 0x18, &[0xff; 2]);
-    space.set(EXPRESS + 0x1a, &0x0040_u16.to_le_bytes());
     space.allow(EXPRESS + 0x1c, &[0xff; 2]);
     space.allow(EXPRESS + 0x28, &[0xff; 2]);
     space.set(EXPRESS + 0x2c, &0x0e_u32.to_le_bytes());
@@ -59,5 +73,6 @@ pub(crate) fn config_space(index: usize) -> ConfigSpace {
     space.set(MSI + 0x02, &0x0080_u16.to_le_bytes());
     space.allow(MSI + 0x02, &0x0071_u16.to_le_bytes());
     space.allow(MSI + 0x04, &[0xff; 10]);
+    set_present(&mut space, true);
     space
 }

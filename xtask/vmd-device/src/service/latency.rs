@@ -126,7 +126,7 @@ const UNITS: [(&str, Nanos); 4] = [
     ("s", 1_000_000_000),
 ];
 
-fn parse_time(text: &str) -> Result<Nanos, String> {
+pub(crate) fn parse_time(text: &str) -> Result<Nanos, String> {
     if text == "0" {
         return Ok(0);
     }
@@ -141,7 +141,7 @@ fn parse_time(text: &str) -> Result<Nanos, String> {
 }
 
 /// In the largest unit that needs no fraction.
-fn time_text(time: Nanos) -> String {
+pub(crate) fn time_text(time: Nanos) -> String {
     let fitting = UNITS
         .iter()
         .rev()

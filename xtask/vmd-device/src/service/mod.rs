@@ -8,7 +8,7 @@ mod schedule;
 mod shared;
 
 pub use latency::Latency;
-pub(crate) use latency::Nanos;
+pub(crate) use latency::{Nanos, parse_time, time_text};
 pub(crate) use schedule::Schedule;
 pub(crate) use shared::{Disk, Shared, Start};
 
