@@ -11,6 +11,7 @@
 )]
 
 mod demo;
+mod device;
 mod guest;
 mod late_modules;
 mod leftovers;
@@ -85,6 +86,7 @@ fn main() -> ExitCode {
     let mut trials = demo_trials;
     trials.extend(guest::trials());
     trials.extend(server_trials);
+    trials.extend(device::trials());
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());
     trials.extend(native::trials());
