@@ -12,6 +12,7 @@
 
 mod demo;
 mod exact;
+mod device;
 mod guest;
 mod late_modules;
 mod leftovers;
@@ -116,6 +117,7 @@ fn main() -> ExitCode {
     trials.extend(server_trials);
     let (table, exact_trials) = exact::trials();
     trials.extend(exact_trials);
+    trials.extend(device::trials());
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());
     trials.extend(native::trials());

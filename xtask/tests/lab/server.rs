@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use vmd_device::{Config, DeviceId};
+use vmd_device::{Config, DeviceId, Service};
 use xtask_lab::{
     Artifacts, Background, Bound, Controller, CpuList, Done, Guest, GuestCommand, GuestConfig,
     GuestDisk, KernelCounts, Load, Sample, Scrape, VMDTRACE, disk_of_action, interrupt,
@@ -336,6 +336,24 @@ fn every_line_equals_the_kernels_count(server: &Server, id: DeviceId) {
     );
 }
 
+/// The same with a device that takes its time: completions come when nobody rings,
+/// several with one interrupt.
+fn lines_equal_with_latency(server: &Server, id: DeviceId) {
+    let set = |latency: &str| {
+        let service = Service {
+            latency: latency.parse().unwrap(),
+            ..Service::default()
+        };
+        let mut client = server.guest.controllers()[0]
+            .client()
+            .unwrap_or_else(|error| panic!("{error}"));
+        client.set_service(None, service).unwrap();
+    };
+    set("uniform:60us:120us");
+    every_line_equals_the_kernels_count(server, id);
+    set("0");
+}
+
 fn asynchronous_events_are_skipped_and_explained(server: &Server) {
     let before = server.at_rest();
     for disk in 0..usize::from(DISKS) {
@@ -448,13 +466,17 @@ fn topology_tells_the_mode_and_how(server: &Server, id: DeviceId) {
 type Check = fn(&Server, DeviceId);
 
 pub(crate) fn trials() -> (Vec<Shared<Server>>, Vec<Trial>) {
-    let checks: [(&str, Check); 6] = [
+    let checks: [(&str, Check); 7] = [
         ("every_series_is_there_at_zero", |server, _| {
             every_series_is_there_at_zero(server);
         }),
         (
             "every_line_equals_the_kernels_count",
             every_line_equals_the_kernels_count,
+        ),
+        (
+            "every_line_equals_the_kernels_count_with_latency",
+            lines_equal_with_latency,
         ),
         ("promtool_accepts_the_metrics", |server, _| {
             promtool_accepts_the_metrics(server);

@@ -8,6 +8,8 @@
 //! {"command":"resume","disk":0} "accepted"
 //! {"command":"remove","disk":0} "accepted"
 //! {"command":"insert","disk":0} "accepted"
+//! {"command":"link","disk":0,"link":{"speed":"8GT/s","width":"x2"}}
+//!                               "accepted"
 //! {"command":"msi-fault","disk":0,"vector":1,"nth":1,"fault":"drop"}
 //!                               "accepted" (also "duplicate", {"delay":"5ms"})
 //! {"command":"completion-fault","disk":0,"queue":1,"nth":1,"fault":"command-id"}
@@ -32,6 +34,7 @@ use crate::counters::Counters;
 use crate::device::EventOutcome;
 use crate::faults::{CompletionFault, MsiFault};
 use crate::nvme::Controller;
+use crate::pci::Link;
 use crate::scheduler::Scheduler;
 use crate::service::{Service, SharedService};
 
@@ -75,6 +78,13 @@ pub enum Request {
     Insert {
         /// Disk index.
         disk: usize,
+    },
+    /// Show another link between a disk and its port. How fast the disk is does not
+    /// change with it.
+    Link {
+        /// Disk index.
+        disk: usize,
+        link: Link,
     },
     /// Let an MSI of a disk go wrong.
     MsiFault {
@@ -282,6 +292,7 @@ fn respond(line: &[u8], device: &Scheduler) -> Response {
         Ok(Request::Resume { disk }) => found(device.with(|it| it.set_stalled(disk, false)), disk),
         Ok(Request::Remove { disk }) => found(device.with(|it| it.set_present(disk, false)), disk),
         Ok(Request::Insert { disk }) => found(device.with(|it| it.set_present(disk, true)), disk),
+        Ok(Request::Link { disk, link }) => found(device.with(|it| it.set_link(disk, link)), disk),
         Ok(Request::MsiFault {
             disk,
             vector,
@@ -427,6 +438,8 @@ mod tests {
         };
         assert!(accepted(r#"{"command":"remove","disk":1}"#));
         assert!(accepted(r#"{"command":"insert","disk":1}"#));
+        let link = r#"{"command":"link","disk":1,"link":{"speed":"8GT/s","width":"x2"}}"#;
+        assert!(accepted(link) && !accepted(&link.replace("1,", "2,")));
         for fault in [r#""drop""#, r#""duplicate""#, r#"{"delay":"5ms"}"#] {
             let request = |disk: u8| {
                 format!(r#"{{"command":"msi-fault","disk":{disk},"nth":3,"fault":{fault}}}"#)

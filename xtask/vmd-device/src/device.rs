@@ -15,6 +15,7 @@ use crate::endpoint::{Endpoint, REGIONS, Region};
 use crate::interrupts::{Interrupts, Sink};
 use crate::memory::{GuestMemory, MapError};
 use crate::nvme::{Controller, Environment};
+use crate::pci::Link;
 use crate::protocol::{self, RegionWrite, Request};
 use crate::service::{Nanos, Service, SharedService};
 
@@ -387,6 +388,11 @@ impl Device {
     pub(crate) fn set_present(&mut self, disk: usize, present: bool) -> bool {
         self.advance();
         self.endpoint.set_present(disk, present)
+    }
+
+    /// Changes the link to a disk; false if there is no such disk.
+    pub(crate) fn set_link(&mut self, disk: usize, link: Link) -> bool {
+        self.endpoint.set_link(disk, link)
     }
 
     /// Stalls a disk or lets it go on; false if there is no such disk.

@@ -956,7 +956,7 @@ fn completions_are_wrong_as_told() {
             (field(12), field(14) >> 1)
         })
         .collect();
-    assert_eq!(seen, [(2, 0), (0xffff, 0), (2, 0x281), (2, 0)]);
+    assert_eq!(seen, [(2, 0), (0xffff, 0), (2, 0x4281), (2, 0)]);
     let queue = &guest.device.counters().disks[0].queues[1];
     assert_eq!((queue.cqes, queue.cqes_skipped, queue.corrupted), (4, 1, 2));
 }
@@ -998,6 +998,24 @@ fn a_removed_disk_reads_all_ones_and_does_nothing() {
     guest.ring_io();
     guest.pass(80 * US);
     assert_eq!(guest.device.counters().io_cqes(), 1);
+}
+
+#[test]
+fn a_reduced_link_is_shown_on_both_sides_and_outlives_resets() {
+    let mut guest = Guest::ready(true);
+    let status = |guest: &mut Guest| {
+        [0, 1 << 20].map(|function| guest.read_u32(CFGBAR, function + 0x52) & 0x3ff)
+    };
+    assert_eq!(status(&mut guest), [0x44; 2]);
+    let link = serde_json::from_str(r#"{"speed":"5GT/s","width":"x1"}"#).unwrap();
+    assert!(guest.device.set_link(0, link) && !guest.device.set_link(1, link));
+    assert_eq!(status(&mut guest), [0x12; 2]);
+    guest
+        .device
+        .handle(command::DEVICE_RESET, &[], vec![])
+        .unwrap();
+    guest.enumerate();
+    assert_eq!(status(&mut guest), [0x12; 2]);
 }
 
 #[test]

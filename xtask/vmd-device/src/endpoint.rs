@@ -12,7 +12,7 @@ use crate::counters::{DiskCounters, Mode};
 use crate::nvme::{Controller, Environment, Identity};
 use crate::pci::config_space::touches;
 use crate::pci::{
-    CAP_MSIX, COMMAND_WRITABLE, ConfigSpace, Message, STATUS_CAPABILITIES, msix, register,
+    CAP_MSIX, COMMAND_WRITABLE, ConfigSpace, Link, Message, STATUS_CAPABILITIES, msix, register,
     root_port,
 };
 use crate::service::{Disk, Nanos, Service, Shared, SharedService, Start};
@@ -92,6 +92,7 @@ struct Slot {
     disk: Controller,
     /// Whether the disk is plugged in.
     present: bool,
+    link: Link,
 }
 
 /// A function behind the VMD.
@@ -129,6 +130,7 @@ impl Endpoint {
                     port: root_port::config_space(index),
                     disk: Controller::new(identity, config)?,
                     present: true,
+                    link: Link::default(),
                 })
             })
             .collect::<Result<_, MmapRegionError>>()?;
@@ -149,7 +151,7 @@ impl Endpoint {
         set_first_bus(&mut self.config, self.first_bus);
         for (index, slot) in self.slots.iter_mut().enumerate() {
             slot.port = root_port::config_space(index);
-            root_port::set_present(&mut slot.port, slot.present);
+            slot.show_link();
             slot.disk.reset();
         }
     }
@@ -162,7 +164,18 @@ impl Endpoint {
         };
         slot.disk.reset();
         slot.present = present;
-        root_port::set_present(&mut slot.port, present);
+        slot.show_link();
+        true
+    }
+
+    /// Changes the link to a disk; false if there is no such disk.
+    pub(crate) fn set_link(&mut self, disk: usize, link: Link) -> bool {
+        let Some(slot) = self.slots.get_mut(disk) else {
+            return false;
+        };
+        slot.link = link;
+        slot.show_link();
+        slot.disk.set_link(link);
         true
     }
 
@@ -340,7 +353,7 @@ impl Disk for Slot {
     }
 
     fn take(&mut self, start: Start<'_>, env: &mut Environment<'_>) -> bool {
-        self.disk.fetch(start, env)
+        self.disk.start_next(start, env)
     }
 
     fn in_service(&self) -> usize {
@@ -357,6 +370,10 @@ impl Disk for Slot {
 }
 
 impl Slot {
+    fn show_link(&mut self) {
+        root_port::set_link(&mut self.port, self.present.then_some(self.link));
+    }
+
     fn write_port(&mut self, register: usize, data: &[u8]) {
         self.port.write(register, data);
         let control = root_port::BRIDGE_CONTROL..root_port::BRIDGE_CONTROL + 2;

@@ -44,7 +44,7 @@ pub enum CompletionFault {
     /// request" and does without its tracepoint (`nvme_handle_cqe` in
     /// drivers/nvme/host/pci.c); the command never ends for it.
     CommandId,
-    /// Its status is "unrecovered read error", whatever the command did.
+    /// Its status is "unrecovered read error, do not retry", whatever the command did.
     Status,
 }
 

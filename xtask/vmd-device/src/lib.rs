@@ -43,5 +43,6 @@ pub use config::{
 };
 pub use counters::{Counters, DiskCounters, Mode, QueueCounters};
 pub use faults::{CompletionFault, Delay, MsiFault};
+pub use pci::link::{Link, LinkSpeed, LinkWidth};
 pub use server::run;
 pub use service::{Latency, MAX_PARALLELISM, Service, SharedService};

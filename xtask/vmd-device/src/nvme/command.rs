@@ -59,6 +59,7 @@ pub(crate) struct Status(u16);
 impl Status {
     const DO_NOT_RETRY: u16 = 0x4000;
     const COMMAND_SPECIFIC: u16 = 0x100;
+    const MEDIA: u16 = 0x200;
 
     pub(crate) const SUCCESS: Self = Self(0);
     pub(crate) const INVALID_OPCODE: Self = Self::generic(0x01);
@@ -75,10 +76,14 @@ impl Status {
     pub(crate) const INVALID_LOG_PAGE: Self = Self::specific(0x09);
     pub(crate) const INVALID_QUEUE_DELETION: Self = Self::specific(0x0c);
 
-    pub(crate) const UNRECOVERED_READ_ERROR: Self = Self(0x281);
+    pub(crate) const UNRECOVERED_READ_ERROR: Self = Self::media(0x81);
 
     const fn generic(code: u16) -> Self {
         Self(code | Self::DO_NOT_RETRY)
+    }
+
+    const fn media(code: u16) -> Self {
+        Self(code | Self::MEDIA | Self::DO_NOT_RETRY)
     }
 
     const fn specific(code: u16) -> Self {

@@ -29,8 +29,9 @@ use crate::diagnostics::Diagnostics;
 use crate::faults::{CompletionFault, Delay, MsiFault, Plan};
 use crate::memory::GuestMemory;
 use crate::pci::config_space::touches;
+use crate::pci::link::LINK_SPEEDS;
 use crate::pci::{
-    CAP_EXPRESS, CAP_MSIX, COMMAND_MEMORY, COMMAND_WRITABLE, ConfigSpace, Message, Msix,
+    CAP_EXPRESS, CAP_MSIX, COMMAND_MEMORY, COMMAND_WRITABLE, ConfigSpace, Link, Message, Msix,
     STATUS_CAPABILITIES, msix, register,
 };
 use crate::service::{Nanos, Schedule, Start};
@@ -74,6 +75,7 @@ struct Posted {
 pub(crate) struct Controller {
     identity: Identity,
     config: ConfigSpace,
+    link: Link,
     msix: Msix,
     registers: Registers,
     queues: Queues,
@@ -106,7 +108,8 @@ impl Controller {
             .iter()
             .map(|_| Store::new(config.disk_bytes, config.block_size));
         Ok(Self {
-            config: config_space(vectors),
+            config: config_space(vectors, Link::default()),
+            link: Link::default(),
             msix: Msix::new(vectors),
             registers: Registers::default(),
             queues: Queues::new(vectors.saturating_sub(1)),
@@ -189,9 +192,17 @@ impl Controller {
         self.completion_faults.add(queue, nth, fault)
     }
 
+    /// Changes the link that the disk shows; that its speed changes with it is not
+    /// a matter of this register.
+    pub(crate) fn set_link(&mut self, link: Link) {
+        self.link = link;
+        self.config
+            .set(CONFIG_EXPRESS + 0x12, &link.bits().to_le_bytes());
+    }
+
     /// The function's state after a reset by its bus. The data stay.
     pub(crate) fn reset(&mut self) {
-        self.config = config_space(self.msix.vectors());
+        self.config = config_space(self.msix.vectors(), self.link);
         self.msix.reset();
         self.registers = Registers::default();
         self.stop();
@@ -399,9 +410,10 @@ impl Controller {
         !self.rung.is_empty()
     }
 
-    /// Takes and executes one command; false if there is none that may be taken.
+    /// Takes and executes one command, whose service starts; false if there is none
+    /// that may be taken.
     /// Admin commands are finished at once and do not count for any limit.
-    pub(crate) fn fetch(&mut self, start: Start<'_>, env: &mut Environment<'_>) -> bool {
+    pub(crate) fn start_next(&mut self, start: Start<'_>, env: &mut Environment<'_>) -> bool {
         if self.schedule.is_stalled() {
             return false;
         }
@@ -603,7 +615,7 @@ impl Controller {
 }
 
 /// The configuration space after a reset.
-fn config_space(vectors: u16) -> ConfigSpace {
+fn config_space(vectors: u16, link: Link) -> ConfigSpace {
     let mut space = ConfigSpace::new();
     space.set(register::VENDOR, &0x1b36_u16.to_le_bytes());
     // Not QEMU's own 0010, for which Linux ignores the namespace identifiers.
@@ -625,16 +637,17 @@ fn config_space(vectors: u16) -> ConfigSpace {
     space.set(register::CAPABILITIES, &[CONFIG_EXPRESS as u8]);
     space.allow(register::INTERRUPT_LINE, &[0xff]);
 
-    // PCI Express capability: endpoint that can be reset, 16 GT/s x4 reached.
+    // PCI Express capability: endpoint that can be reset.
     space.set(CONFIG_EXPRESS, &[CAP_EXPRESS, CONFIG_MSIX as u8]);
     space.set(CONFIG_EXPRESS + 0x02, &0x0002_u16.to_le_bytes());
     space.set(CONFIG_EXPRESS + 0x04, &0x1000_8001_u32.to_le_bytes());
     space.allow(EXPRESS_DEVICE_CONTROL, &[0xff; 2]);
-    space.set(CONFIG_EXPRESS + 0x0c, &0x43_u32.to_le_bytes());
+    let most = u32::from(Link::default().bits());
+    space.set(CONFIG_EXPRESS + 0x0c, &most.to_le_bytes());
     space.allow(CONFIG_EXPRESS + 0x10, &[0xff; 2]);
-    space.set(CONFIG_EXPRESS + 0x12, &0x43_u16.to_le_bytes());
+    space.set(CONFIG_EXPRESS + 0x12, &link.bits().to_le_bytes());
     space.allow(CONFIG_EXPRESS + 0x28, &[0xff; 2]);
-    space.set(CONFIG_EXPRESS + 0x2c, &0x0e_u32.to_le_bytes());
+    space.set(CONFIG_EXPRESS + 0x2c, &LINK_SPEEDS.to_le_bytes());
     space.allow(CONFIG_EXPRESS + 0x30, &[0xff; 2]);
 
     // MSI-X: table and pending bits in BAR 0.

@@ -1,10 +1,12 @@
 //! PCI functions behind the VMD, and the VMD's own configuration space.
 
 pub(crate) mod config_space;
+pub(crate) mod link;
 pub(crate) mod msix;
 pub(crate) mod root_port;
 
 pub(crate) use config_space::ConfigSpace;
+pub(crate) use link::Link;
 pub(crate) use msix::{Message, Msix};
 
 /// Offsets of the configuration header that this crate uses (PCI Local Bus

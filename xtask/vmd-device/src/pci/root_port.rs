@@ -1,6 +1,9 @@
 //! A PCI Express root port inside the VMD's domain, one per disk.
 
-use super::{CAP_EXPRESS, CAP_MSI, COMMAND_WRITABLE, ConfigSpace, STATUS_CAPABILITIES, register};
+use super::link::LINK_SPEEDS;
+use super::{
+    CAP_EXPRESS, CAP_MSI, COMMAND_WRITABLE, ConfigSpace, Link, STATUS_CAPABILITIES, register,
+};
 
 /// Secondary bus number, and the bridge control register with its reset bit.
 pub(crate) const SECONDARY_BUS: usize = 0x19;
@@ -13,17 +16,14 @@ const PREFETCHABLE_WINDOW: usize = 0x24;
 const EXPRESS: usize = 0x40;
 const SLOT_PRESENT: u16 = 0x0040;
 const LINK_ACTIVE: u16 = 0x2000;
-/// 16 GT/s, four lanes.
-const LINK_STATUS: u16 = 0x0043;
 const MSI: usize = 0x80;
 
-/// Shows whether there is a disk below the port: in the slot's and the link's status.
-/// The port has no hot-plug interrupt, so nobody is told.
-pub(crate) fn set_present(space: &mut ConfigSpace, present: bool) {
-    let (slot, link) = if present {
-        (SLOT_PRESENT, LINK_ACTIVE | LINK_STATUS)
-    } else {
-        (0, 0)
+/// Shows the link to the disk, or that there is no disk, in the slot's and the
+/// link's status. The port has no hot-plug interrupt, so nobody is told.
+pub(crate) fn set_link(space: &mut ConfigSpace, link: Option<Link>) {
+    let (slot, link) = match link {
+        Some(link) => (SLOT_PRESENT, LINK_ACTIVE | link.bits()),
+        None => (0, 0),
     };
     space.set(EXPRESS + 0x12, &link.to_le_bytes());
     space.set(EXPRESS + 0x1a, &slot.to_le_bytes());
@@ -52,19 +52,23 @@ pub(crate) fn config_space(index: usize) -> ConfigSpace {
     space.allow(register::INTERRUPT_LINE, &[0xff]);
     space.allow(BRIDGE_CONTROL, &[0xff; 2]);
 
-    // PCI Express capability: root port with a slot, 16 GT/s x4 reached.
+    // PCI Express capability: root port with a slot.
     space.set(EXPRESS, &[CAP_EXPRESS, MSI as u8]);
     space.set(EXPRESS + 0x02, &0x0142_u16.to_le_bytes());
     space.set(EXPRESS + 0x04, &0x8001_u32.to_le_bytes());
     space.allow(EXPRESS + 0x08, &[0xff; 2]);
-    space.set(EXPRESS + 0x0c, &(0x0010_0043 | number << 24).to_le_bytes());
+    let most = u32::from(Link::default().bits());
+    space.set(
+        EXPRESS + 0x0c,
+        &(0x0010_0000 | most | number << 24).to_le_bytes(),
+    );
     space.allow(EXPRESS + 0x10, &[0xff; 2]);
     // Slot: number.
     space.set(EXPRESS + 0x14, &(number << 19).to_le_bytes());
     space.allow(EXPRESS + 0x18, &[0xff; 2]);
     space.allow(EXPRESS + 0x1c, &[0xff; 2]);
     space.allow(EXPRESS + 0x28, &[0xff; 2]);
-    space.set(EXPRESS + 0x2c, &0x0e_u32.to_le_bytes());
+    space.set(EXPRESS + 0x2c, &LINK_SPEEDS.to_le_bytes());
     space.allow(EXPRESS + 0x30, &[0xff; 2]);
 
     // MSI with a 64-bit address. The port never sends one, but Linux's port
@@ -73,6 +77,6 @@ pub(crate) fn config_space(index: usize) -> ConfigSpace {
     space.set(MSI + 0x02, &0x0080_u16.to_le_bytes());
     space.allow(MSI + 0x02, &0x0071_u16.to_le_bytes());
     space.allow(MSI + 0x04, &[0xff; 10]);
-    set_present(&mut space, true);
+    set_link(&mut space, Some(Link::default()));
     space
 }
