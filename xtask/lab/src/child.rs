@@ -41,6 +41,10 @@ impl Guarded {
         })
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn log(&self) -> Log {
         Log {
             of: self.name.clone(),

@@ -61,6 +61,18 @@ impl LabError {
         }
     }
 
+    /// Says what it is about. An interruption is about everything.
+    pub(crate) fn about(mut self, subject: &str) -> Self {
+        match &mut self {
+            Self::Interrupted | Self::Setup(_) => {}
+            Self::Invalid(what)
+            | Self::Io { what, .. }
+            | Self::TimedOut { what, .. }
+            | Self::Failed { what, .. } => what.insert_str(0, &format!("{subject}: ")),
+        }
+        self
+    }
+
     /// Appends what some logs say, unless that is told already.
     pub(crate) fn with_logs(mut self, logs: &[Log]) -> Self {
         if let Self::TimedOut { said, .. } | Self::Failed { said, .. } = &mut self

@@ -54,6 +54,8 @@ pub struct GuestConfig {
     pub modules: Vec<String>,
     pub kernel_arguments: Vec<String>,
     pub files: Vec<GuestFile>,
+    /// Whether it has a console for [`Guest::shell`].
+    pub terminal: bool,
     /// A port of the guest that is reached through a loopback port of the host.
     pub guest_port: u16,
     /// How long a boot may take, from its start until all modules are loaded.
@@ -75,6 +77,7 @@ impl Default for GuestConfig {
             modules: vec!["vmd".to_owned(), "nvme".to_owned()],
             kernel_arguments: Vec::new(),
             files: Vec::new(),
+            terminal: false,
             guest_port: 10973,
             boot_limit: Duration::from_secs(90),
             keep_logs: false,
@@ -112,6 +115,7 @@ pub struct Guest {
     kernel_release: String,
     artifacts: Artifacts,
     native_disks: u8,
+    terminal: Option<PathBuf>,
     folder: Folder,
 }
 
@@ -138,6 +142,9 @@ impl Guest {
         }
         let console = folder.path().join("console.log");
         let socket = folder.path().join("channel.socket");
+        let terminal = config
+            .terminal
+            .then(|| folder.path().join("terminal.socket"));
         let host_port = free_port()?;
         let mut command = artifacts.qemu.command();
         Machine {
@@ -152,6 +159,7 @@ impl Guest {
             kernel_arguments: &config.kernel_arguments,
             console: &console,
             channel: &socket,
+            terminal: terminal.as_deref(),
             devices: controllers
                 .iter()
                 .map(|it| it.socket().to_owned())
@@ -183,6 +191,7 @@ impl Guest {
             kernel_release: hello.kernel_release,
             artifacts: artifacts.clone(),
             native_disks: config.native_disks,
+            terminal,
             folder,
         };
         // The kernel has unpacked it: its pages are better used otherwise.
@@ -317,6 +326,11 @@ impl Guest {
     #[must_use]
     pub fn kernel_release(&self) -> &str {
         &self.kernel_release
+    }
+
+    /// The socket of its console for a person.
+    pub(crate) fn terminal(&self) -> Option<&Path> {
+        self.terminal.as_deref()
     }
 
     /// The emulated controllers, in the order of the configuration.
@@ -457,6 +471,13 @@ fn connect(qemu: &mut Guarded, socket: &Path) -> Result<Channel> {
         qemu.check()?;
         Ok(Channel::connect(socket).ok())
     })
+}
+
+/// How many guests this machine can run side by side: each has two CPUs or more
+/// that it emulates, and the time limits are for a machine that keeps up.
+#[must_use]
+pub fn guests_at_once() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1))
 }
 
 /// A port of the loopback that is free now. A program takes it a moment later; should

@@ -93,6 +93,11 @@ impl Setup {
         guest::ensure(self)
     }
 
+    /// bpftrace with its libraries, for a person in the guest.
+    pub fn guest_bpftrace(&self) -> Result<Program> {
+        guest::ensure_bpftrace(self)
+    }
+
     /// Prometheus and promtool: the machine's own, else Debian's.
     pub fn prometheus(&self) -> Result<Prometheus> {
         prometheus::ensure(self)
@@ -147,7 +152,7 @@ impl Setup {
     }
 
     /// The names of the cache's entries for this compiler and the default
-    /// kernel, with those of other kernels that are there.
+    /// kernel, with those of other things that are there.
     pub fn entries(&self) -> Result<Vec<String>> {
         let rustc = toolchain::rustc(self)?;
         let mut names = vec![
@@ -158,7 +163,9 @@ impl Setup {
             prometheus::ENTRY.to_owned(),
             kernel::entry(DEFAULT_KERNEL),
         ];
-        names.extend(self.cache.names_with(&kernel::entry(""))?);
+        for optional in [kernel::entry(""), guest::BPFTRACE_ENTRY.to_owned()] {
+            names.extend(self.cache.names_with(&optional)?);
+        }
         names.sort();
         names.dedup();
         Ok(names)
