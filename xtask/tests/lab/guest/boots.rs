@@ -69,7 +69,7 @@ pub(super) fn a_boot_that_hangs_shows_the_console() {
             mode: 0o755,
         }],
         kernel_arguments: vec!["rdinit=/hang".to_owned(), "loglevel=7".to_owned()],
-        boot_limit: Duration::from_secs(15),
+        boot_limit: Duration::from_secs(10),
         ..GuestConfig::default()
     };
     let error = Guest::boot(artifacts(), &config).unwrap_err();
