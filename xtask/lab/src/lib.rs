@@ -23,6 +23,7 @@ pub mod schedule;
 mod scrape;
 mod shell;
 pub mod soak;
+mod systemd;
 mod temporary;
 mod terminal;
 
@@ -32,7 +33,7 @@ pub use controller::Controller;
 pub use disks::GuestDisk;
 pub use error::{LabError, Result};
 pub use fio::{Bound, CpuList, Done, Load};
-pub use guest::{Guest, GuestConfig, GuestFile, guests_at_once};
+pub use guest::{Guest, GuestConfig, GuestFile, Root, guests_at_once};
 pub use http::HttpResponse;
 pub use interrupts::{KernelCounts, KernelLine, disk_of_action, is_vmd_action};
 pub use lab_agent::Exit;

@@ -8,6 +8,7 @@
 mod artifacts;
 mod cache;
 mod debian;
+mod debian_root;
 mod error;
 mod guest;
 mod host;
@@ -26,6 +27,7 @@ use std::process::Command;
 pub use artifacts::{Built, EBPF_FIXTURE_VARIABLE, EBPF_OBJECT_VARIABLE, Profile};
 pub use cache::{Cache, Check, Contents, Entry, PackageRecord};
 pub use debian::SOURCES_VARIABLE;
+pub use debian_root::DebianRoot;
 pub use error::{Error, Result};
 pub use guest::{GuestPrograms, Program};
 pub use host::require_root;
@@ -98,6 +100,11 @@ impl Setup {
         guest::ensure_bpftrace(self)
     }
 
+    /// A small Debian with systemd, unpacked, for the guest.
+    pub fn debian_root(&self) -> Result<DebianRoot> {
+        debian_root::ensure(self)
+    }
+
     /// Prometheus and promtool: the machine's own, else Debian's.
     pub fn prometheus(&self) -> Result<Prometheus> {
         prometheus::ensure(self)
@@ -163,7 +170,11 @@ impl Setup {
             prometheus::ENTRY.to_owned(),
             kernel::entry(DEFAULT_KERNEL),
         ];
-        for optional in [kernel::entry(""), guest::BPFTRACE_ENTRY.to_owned()] {
+        for optional in [
+            kernel::entry(""),
+            guest::BPFTRACE_ENTRY.to_owned(),
+            debian_root::ENTRY.to_owned(),
+        ] {
             names.extend(self.cache.names_with(&optional)?);
         }
         names.sort();

@@ -20,6 +20,7 @@ mod server;
 mod shared;
 mod shell;
 mod soak;
+mod systemd;
 
 use std::process::ExitCode;
 use std::sync::{LazyLock, OnceLock};
@@ -152,6 +153,7 @@ fn main() -> ExitCode {
     trials.extend(native::trials());
     trials.extend(shell::trials());
     trials.extend(soak::trials());
+    trials.extend(systemd::trials());
     let planned = trials
         .iter()
         .filter(|trial| !arguments.is_filtered_out(trial))
