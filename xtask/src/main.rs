@@ -19,6 +19,7 @@ enum Command {
     Setup(commands::setup::Args),
     Build(commands::build::Args),
     Demo(commands::demo::Args),
+    Lab(commands::lab::Args),
     Test(commands::test::Args),
     Fuzz(commands::fuzz::Args),
     /// Serve an emulated VMD with NVMe disks to one QEMU
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         Command::Setup(args) => commands::setup::run(&args),
         Command::Build(args) => commands::build::run(&args),
         Command::Demo(args) => commands::demo::run(&args),
+        Command::Lab(args) => commands::lab::run(&args),
         Command::Test(args) => commands::test::run(&args),
         Command::Fuzz(args) => commands::fuzz::run(&args),
         Command::Device(args) => commands::device::run(args),

@@ -2,20 +2,21 @@
 
 use std::path::PathBuf;
 
-use xtask_setup::{GuestPrograms, Kernel, Profile, Qemu, Setup};
+use xtask_setup::{DebianRoot, GuestPrograms, Kernel, Profile, Qemu, Setup};
 
-use crate::error::Result;
+use crate::error::{LabError, Result};
 use crate::initramfs::Archive;
 use crate::modules::{Module, Modules};
+use crate::systemd;
 
 /// Modules the agent needs before it can talk to the host.
 const CHANNEL_MODULES: [&str; 2] = ["virtio_pci", "virtio_console"];
 /// Modules that are in every guest; which are loaded, and when, is another thing.
 const MODULES: [&str; 3] = ["virtio_net", "vmd", "nvme"];
 /// Where modules are in the guest.
-const MODULE_FOLDER: &str = "/lib/modules";
+const MODULE_FOLDER: &str = "/usr/lib/modules";
 /// Where the guest's daemon is.
-pub const VMDTRACE: &str = "/bin/vmdtrace";
+pub const VMDTRACE: &str = "/usr/bin/vmdtrace";
 
 /// Everything that a guest is made of and that does not change between boots.
 #[derive(Clone, Debug)]
@@ -27,6 +28,8 @@ pub struct Artifacts {
     pub agent: PathBuf,
     /// The static daemon; it is put in the guest as [`VMDTRACE`].
     pub vmdtrace: Option<PathBuf>,
+    /// For guests that run systemd ([`crate::Root::Debian`]).
+    pub debian: Option<DebianRoot>,
     /// The program that serves an emulated device when called as
     /// `PROGRAM device ARGUMENTS`.
     pub device_server: PathBuf,
@@ -57,6 +60,7 @@ impl Artifacts {
             programs: setup.guest_programs()?,
             agent: setup.static_binary("lab-agent", "lab-agent", Profile::Release)?,
             vmdtrace,
+            debian: None,
             device_server,
             cache: setup.cache().path("initramfs"),
         })
@@ -76,6 +80,22 @@ impl Artifacts {
         for (on_host, in_guest) in &fio.loader_and_libraries {
             archive.file(in_guest, 0o755, on_host);
         }
+        self.add_modules(&mut archive)?;
+        Ok(archive)
+    }
+
+    /// As [`Artifacts::base`], of a guest that runs systemd.
+    pub(crate) fn debian_base(&self) -> Result<Archive> {
+        let root = self.debian.as_ref().ok_or_else(|| {
+            LabError::Invalid("a guest with systemd needs Debian's packages".to_owned())
+        })?;
+        let mut archive = systemd::root(root)?;
+        self.add_modules(&mut archive)?;
+        Ok(archive)
+    }
+
+    /// The modules that every guest has, and the list of those for the channel.
+    fn add_modules(&self, archive: &mut Archive) -> Result<()> {
         let modules = Modules::open(&self.kernel.modules)?;
         let at_boot = modules.resolve(&CHANNEL_MODULES.map(str::to_owned))?;
         let order: String = at_boot
@@ -89,6 +109,6 @@ impl Artifacts {
         {
             archive.bytes(&module_path(&module.name), 0o644, module.content);
         }
-        Ok(archive)
+        Ok(())
     }
 }

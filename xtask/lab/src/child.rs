@@ -41,6 +41,17 @@ impl Guarded {
         })
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Seconds of CPU time that it used; none if that cannot be told any more.
+    pub(crate) fn cpu_seconds(&self) -> Option<f64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id())).ok()?;
+        let ticks = cpu_ticks(&stat)?;
+        Some(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    }
+
     pub(crate) fn log(&self) -> Log {
         Log {
             of: self.name.clone(),
@@ -77,6 +88,15 @@ impl Drop for Guarded {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// User and system time in /proc/PID/stat (proc_pid_stat(5)): fields 14 and 15.
+/// The second field, the name, may hold anything.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace().skip(11);
+    let mut ticks = || fields.next()?.parse::<u64>().ok();
+    Some(ticks()? + ticks()?)
 }
 
 type Job = (Command, Sender<std::io::Result<Child>>);
@@ -120,6 +140,15 @@ mod tests {
 
     fn exists(pid: u32) -> bool {
         Path::new(&format!("/proc/{pid}")).exists()
+    }
+
+    #[test]
+    fn user_and_system_time_are_added() {
+        let stat = "7 (a) b) S 1 7 7 0 -1 4194304 1 2 3 4 250 50 9 9 20 0 1 0 5";
+        assert_eq!(cpu_ticks(stat), Some(300));
+        assert_eq!(cpu_ticks("7 (x) S 1"), None);
+        let folder = tempfile::tempdir().unwrap();
+        assert!(sleeper(&folder.path().join("log")).cpu_seconds().is_some());
     }
 
     #[test]

@@ -64,6 +64,17 @@ impl Controller {
         Client::connect(&self.args.control).map_err(|error| self.failed(&error))
     }
 
+    /// Memory of the server's own, in KiB: without the guest's memory, which it maps.
+    ///
+    /// # Errors
+    /// When the server has ended.
+    pub fn anonymous_kib(&self) -> Result<u64> {
+        let path = PathBuf::from(format!("/proc/{}/status", self.server.id()));
+        let status = std::fs::read_to_string(&path).map_err(LabError::path(&path))?;
+        anonymous_kib(&status)
+            .ok_or_else(|| LabError::Invalid(format!("{} has no RssAnon", path.display())))
+    }
+
     /// What it was started with.
     #[must_use]
     pub fn config(&self) -> &Config {
@@ -91,5 +102,24 @@ impl Controller {
     fn failed(&self, error: &dyn std::fmt::Display) -> LabError {
         let log = self.log();
         LabError::failed(format!("asking {}: {error}", log.of)).with_logs(&[log])
+    }
+}
+
+fn anonymous_kib(status: &str) -> Option<u64> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"))?;
+    line.trim().strip_suffix(" kB")?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_memory_of_its_own_counts() {
+        let status = "Name:\tx\nVmRSS:\t  9000 kB\nRssAnon:\t     812 kB\nRssShmem:\t 7000 kB\n";
+        assert_eq!(anonymous_kib(status), Some(812));
+        assert_eq!(anonymous_kib("Name:\tx\n"), None);
     }
 }

@@ -61,16 +61,39 @@ impl LabError {
         }
     }
 
+    /// Says what it is about. An interruption is about everything.
+    pub(crate) fn about(mut self, subject: &str) -> Self {
+        match &mut self {
+            Self::Interrupted | Self::Setup(_) => {}
+            Self::Invalid(what)
+            | Self::Io { what, .. }
+            | Self::TimedOut { what, .. }
+            | Self::Failed { what, .. } => what.insert_str(0, &format!("{subject}: ")),
+        }
+        self
+    }
+
+    /// Appends a remark, before the logs.
+    pub(crate) fn with_note(mut self, note: &str) -> Self {
+        if let Self::TimedOut { said, .. } | Self::Failed { said, .. } = &mut self {
+            said.push_str(note);
+        }
+        self
+    }
+
     /// Appends what some logs say, unless that is told already.
     pub(crate) fn with_logs(mut self, logs: &[Log]) -> Self {
         if let Self::TimedOut { said, .. } | Self::Failed { said, .. } = &mut self
-            && said.is_empty()
+            && !said.contains(LOG_TITLE)
         {
-            *said = logs.iter().map(Log::tail).collect();
+            said.extend(logs.iter().map(Log::tail));
         }
         self
     }
 }
+
+/// Begins each log in an error.
+const LOG_TITLE: &str = "\n--- end of the log of ";
 
 /// A log that somebody else writes.
 #[derive(Clone, Debug)]
@@ -94,7 +117,7 @@ impl Log {
             return String::new();
         }
         let shown = &lines[lines.len().saturating_sub(LINES)..];
-        format!("\n--- end of the log of {}:\n{}", self.of, shown.join("\n"))
+        format!("{LOG_TITLE}{}:\n{}", self.of, shown.join("\n"))
     }
 }
 

@@ -20,6 +20,7 @@ use crate::interrupt;
 use crate::interrupts::{self, KernelCounts};
 use crate::qemu::{GUEST_ADDRESS, Iommu, Machine};
 use crate::scrape::Scrape;
+use crate::systemd;
 use crate::temporary::Folder;
 
 /// The daemon answers in milliseconds, once it gets one of the guest's CPUs.
@@ -34,6 +35,17 @@ pub struct GuestFile {
     pub mode: u32,
 }
 
+/// What a guest runs beside the agent. It is in memory, and new at each boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Root {
+    /// busybox and fio; the agent is PID 1.
+    #[default]
+    Tools,
+    /// Debian with systemd, and the agent a service of it. `artifacts.debian` has
+    /// to be there, and 2 GiB of memory.
+    Debian,
+}
+
 /// What kind of server to boot.
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
@@ -46,6 +58,7 @@ pub struct GuestConfig {
     pub numa_nodes: u32,
     pub memory_mib: u32,
     pub iommu: Iommu,
+    pub root: Root,
     /// NVMe disks that QEMU itself emulates, beside the controllers.
     pub native_disks: u8,
     pub controllers: Vec<vmd_device::Config>,
@@ -54,9 +67,11 @@ pub struct GuestConfig {
     pub modules: Vec<String>,
     pub kernel_arguments: Vec<String>,
     pub files: Vec<GuestFile>,
+    /// Whether it has a console for [`Guest::shell`].
+    pub terminal: bool,
     /// A port of the guest that is reached through a loopback port of the host.
     pub guest_port: u16,
-    /// How long a boot may take, from its start until all modules are loaded.
+    /// How long a boot may take, from QEMU's start until all modules are loaded.
     pub boot_limit: Duration,
     /// If the guest is not switched off in order, its logs are kept and named.
     pub keep_logs: bool,
@@ -70,11 +85,13 @@ impl Default for GuestConfig {
             numa_nodes: 1,
             memory_mib: 1024,
             iommu: Iommu::Absent,
+            root: Root::Tools,
             native_disks: 0,
             controllers: Vec::new(),
             modules: vec!["vmd".to_owned(), "nvme".to_owned()],
             kernel_arguments: Vec::new(),
             files: Vec::new(),
+            terminal: false,
             guest_port: 10973,
             boot_limit: Duration::from_secs(90),
             keep_logs: false,
@@ -112,6 +129,7 @@ pub struct Guest {
     kernel_release: String,
     artifacts: Artifacts,
     native_disks: u8,
+    terminal: Option<PathBuf>,
     folder: Folder,
 }
 
@@ -122,13 +140,21 @@ impl Guest {
     /// When a part is missing or does not start, or the guest does not come up in
     /// time: with the ends of the console's, QEMU's and the devices' logs.
     pub fn boot(artifacts: &Artifacts, config: &GuestConfig) -> Result<Self> {
-        let end = Instant::now() + config.boot_limit;
         config.check()?;
         interrupt::listen()?;
         let mut folder = Folder::new("lab")?;
         folder.keep(config.keep_logs);
         let initramfs = folder.path().join("initramfs");
-        let base = artifacts.base()?.cached(&artifacts.cache)?;
+        let (base, root_arguments) = match config.root {
+            Root::Tools => (artifacts.base()?, None),
+            Root::Debian => (artifacts.debian_base()?, Some(systemd::KERNEL_ARGUMENTS)),
+        };
+        let base = base.cached(&artifacts.cache)?;
+        let kernel_arguments: Vec<_> = root_arguments
+            .into_iter()
+            .map(str::to_owned)
+            .chain(config.kernel_arguments.iter().cloned())
+            .collect();
         initramfs::join(&base, &overlay(artifacts, config), &initramfs)?;
 
         let mut controllers = Vec::new();
@@ -138,6 +164,9 @@ impl Guest {
         }
         let console = folder.path().join("console.log");
         let socket = folder.path().join("channel.socket");
+        let terminal = config
+            .terminal
+            .then(|| folder.path().join("terminal.socket"));
         let host_port = free_port()?;
         let mut command = artifacts.qemu.command();
         Machine {
@@ -149,9 +178,10 @@ impl Guest {
             native_disks: config.native_disks,
             kernel: &artifacts.kernel.vmlinuz,
             initramfs: &initramfs,
-            kernel_arguments: &config.kernel_arguments,
+            kernel_arguments: &kernel_arguments,
             console: &console,
             channel: &socket,
+            terminal: terminal.as_deref(),
             devices: controllers
                 .iter()
                 .map(|it| it.socket().to_owned())
@@ -159,6 +189,7 @@ impl Guest {
             forward: (host_port, config.guest_port),
         }
         .add_to(&mut command);
+        let end = Instant::now() + config.boot_limit;
         let mut qemu = Guarded::spawn("QEMU", command, &folder.path().join("qemu.log"))?;
 
         let mut logs = vec![Log {
@@ -168,12 +199,10 @@ impl Guest {
         logs.push(qemu.log());
         logs.extend(controllers.iter().map(Controller::log));
         let channel = connect(&mut qemu, &socket).map_err(|error| error.with_logs(&logs))?;
+        let limit = end.saturating_duration_since(Instant::now());
         let hello = channel
-            .hello(
-                "booting the guest",
-                end.saturating_duration_since(Instant::now()),
-            )
-            .map_err(|error| error.with_logs(&logs))?;
+            .hello("booting the guest", limit)
+            .map_err(|error| error.with_note(&pace(&qemu)).with_logs(&logs))?;
         let guest = Self {
             channel: Arc::new(channel),
             qemu: Mutex::new(qemu),
@@ -183,6 +212,7 @@ impl Guest {
             kernel_release: hello.kernel_release,
             artifacts: artifacts.clone(),
             native_disks: config.native_disks,
+            terminal,
             folder,
         };
         // The kernel has unpacked it: its pages are better used otherwise.
@@ -319,6 +349,11 @@ impl Guest {
         &self.kernel_release
     }
 
+    /// The socket of its console for a person.
+    pub(crate) fn terminal(&self) -> Option<&Path> {
+        self.terminal.as_deref()
+    }
+
     /// The emulated controllers, in the order of the configuration.
     #[must_use]
     pub fn controllers(&self) -> &[Controller] {
@@ -435,7 +470,11 @@ impl Guest {
 /// What differs from boot to boot, or while vmdtrace is worked on.
 fn overlay(artifacts: &Artifacts, config: &GuestConfig) -> Archive {
     let mut archive = Archive::default();
-    archive.file("/init", 0o755, &artifacts.agent);
+    let agent = match config.root {
+        Root::Tools => "/init",
+        Root::Debian => systemd::AGENT,
+    };
+    archive.file(agent, 0o755, &artifacts.agent);
     if let Some(vmdtrace) = &artifacts.vmdtrace {
         archive.file(VMDTRACE, 0o755, vmdtrace);
     }
@@ -450,6 +489,14 @@ fn overlay(artifacts: &Artifacts, config: &GuestConfig) -> Archive {
     archive
 }
 
+/// Tells a guest that hangs from one that a busy host did not let run: to boot it
+/// takes some ten seconds of CPU time.
+fn pace(qemu: &Guarded) -> String {
+    qemu.cpu_seconds().map_or_else(String::new, |seconds| {
+        format!(" (QEMU had {seconds:.1} s of CPU time)")
+    })
+}
+
 /// Waits for QEMU to make its socket.
 fn connect(qemu: &mut Guarded, socket: &Path) -> Result<Channel> {
     const LIMIT: Duration = Duration::from_secs(30);
@@ -457,6 +504,13 @@ fn connect(qemu: &mut Guarded, socket: &Path) -> Result<Channel> {
         qemu.check()?;
         Ok(Channel::connect(socket).ok())
     })
+}
+
+/// How many guests this machine can run side by side: each has two CPUs or more
+/// that it emulates, and the time limits are for a machine that keeps up.
+#[must_use]
+pub fn guests_at_once() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1))
 }
 
 /// A port of the loopback that is free now. A program takes it a moment later; should

@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use cpio::newc::{Builder, ModeFileType, trailer};
@@ -28,6 +29,9 @@ enum Entry {
     File {
         mode: u32,
         content: Content,
+    },
+    Link {
+        target: String,
     },
     /// The console, which the kernel opens before anything is mounted.
     Console,
@@ -66,6 +70,39 @@ impl Archive {
         self.insert(path, Entry::File { mode, content });
     }
 
+    pub(crate) fn link(&mut self, path: &str, target: &str) {
+        let target = target.to_owned();
+        self.insert(path, Entry::Link { target });
+    }
+
+    /// Everything in a folder of the host, with its modes and links, as the root.
+    pub(crate) fn tree(&mut self, root: &Path) -> Result<()> {
+        self.subtree(root, Path::new(""))
+    }
+
+    fn subtree(&mut self, root: &Path, below: &Path) -> Result<()> {
+        let folder = root.join(below);
+        let failed = || LabError::path(&folder);
+        for item in fs::read_dir(&folder).map_err(failed())? {
+            let item = item.map_err(failed())?;
+            let (on_host, relative) = (item.path(), below.join(item.file_name()));
+            let path = relative.to_str().ok_or_else(|| {
+                LabError::Invalid(format!("{}: a name that is no text", on_host.display()))
+            })?;
+            let metadata = item.metadata().map_err(failed())?;
+            if metadata.is_dir() {
+                self.insert(path, Entry::Folder);
+                self.subtree(root, &relative)?;
+            } else if metadata.is_symlink() {
+                let target = fs::read_link(&on_host).map_err(LabError::path(&on_host))?;
+                self.link(path, &target.to_string_lossy());
+            } else {
+                self.file(path, metadata.permissions().mode() & 0o7777, &on_host);
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn console(&mut self) {
         self.insert("/dev/console", Entry::Console);
     }
@@ -99,6 +136,12 @@ impl Archive {
                         .set_mode_file_type(ModeFileType::Regular),
                     Some(content.read()?),
                 ),
+                Entry::Link { target } => (
+                    builder
+                        .mode(0o777)
+                        .set_mode_file_type(ModeFileType::Symlink),
+                    Some(target.as_bytes().into()),
+                ),
                 Entry::Console => (
                     builder
                         .mode(0o600)
@@ -126,6 +169,7 @@ impl Archive {
             let (kind, content) = match entry {
                 Entry::Folder => ("folder".to_owned(), None),
                 Entry::File { mode, content } => (format!("file {mode:o}"), Some(content.read()?)),
+                Entry::Link { target } => ("link".to_owned(), Some(target.as_bytes().into())),
                 Entry::Console => ("console".to_owned(), None),
             };
             let content = content.unwrap_or_default();
@@ -240,6 +284,32 @@ mod tests {
         let error = archive.cached(folder.path()).unwrap_err().to_string();
         assert!(error.starts_with("/nonexistent/other: "), "{error}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_tree_keeps_its_links_and_modes() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("usr/bin")).unwrap();
+        let tool = root.path().join("usr/bin/tool");
+        fs::write(&tool, "1").unwrap();
+        fs::set_permissions(&tool, fs::Permissions::from_mode(0o4755)).unwrap();
+        std::os::unix::fs::symlink("usr/bin", root.path().join("bin")).unwrap();
+        let mut archive = Archive::default();
+        archive.tree(root.path()).unwrap();
+        let mut bytes = Vec::new();
+        archive.write_to(&mut bytes).unwrap();
+        let found: Vec<_> = read_back(&bytes);
+        let found: Vec<_> = found
+            .iter()
+            .map(|(path, mode, content)| (path.as_str(), *mode, content.as_slice()))
+            .collect();
+        let expected: [(&str, u32, &[u8]); 4] = [
+            ("bin", 0o120_777, b"usr/bin"),
+            ("usr", 0o040_755, b""),
+            ("usr/bin", 0o040_755, b""),
+            ("usr/bin/tool", 0o104_755, b"1"),
+        ];
+        assert_eq!(found, expected);
     }
 
     #[test]

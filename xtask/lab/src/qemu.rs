@@ -61,6 +61,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) console: &'a Path,
     /// The socket of the command channel, made by QEMU.
     pub(crate) channel: &'a Path,
+    /// The socket of a console for a person, made by QEMU; /dev/hvc0 in the guest.
+    pub(crate) terminal: Option<&'a Path>,
     /// The sockets of the emulated devices, which must listen already.
     pub(crate) devices: Vec<PathBuf>,
     /// A port of the host's loopback and the guest's port it leads to.
@@ -120,6 +122,15 @@ impl Machine<'_> {
             &format!("user,id=network,restrict=on,hostfwd=tcp:127.0.0.1:{host_port}-:{guest_port}"),
         ])
         .args(["-device", "virtio-net-pci,netdev=network,romfile="]);
+        if let Some(terminal) = self.terminal {
+            let socket = escaped(terminal);
+            qemu.args([
+                "-chardev",
+                &format!("socket,id=terminal,path={socket},server=on,wait=off"),
+                "-device",
+                "virtconsole,chardev=terminal",
+            ]);
+        }
         // Before the devices that it is to serve.
         if let Some(iommu) = self.iommu.device() {
             qemu.args(["-device", iommu]);
@@ -201,6 +212,7 @@ mod tests {
             kernel_arguments: &[],
             console: Path::new("/tmp/a,b/console"),
             channel: Path::new("/tmp/a,b/channel"),
+            terminal: None,
             devices: Vec::new(),
             forward: (40000, 10973),
         }

@@ -4,12 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::cache::{Contents, remove};
-use crate::debian::{PrivateApt, Release, apt};
+use crate::debian::{Package, PrivateApt, Release, apt};
 use crate::error::{Error, IoContext, Result};
 use crate::unpacked::{LIBRARIES, LOADER, Tree};
 use crate::{Setup, host};
 
 pub(crate) const ENTRY: &str = "guest-programs";
+pub(crate) const BPFTRACE_ENTRY: &str = "guest-bpftrace";
+const BPFTRACE: &str = "/usr/bin/bpftrace";
 const FIO: &str = "/usr/bin/fio";
 const BUSYBOX: &str = "/usr/bin/busybox";
 const PROVIDE: &str = "There is no other source of the guest's programs.";
@@ -41,9 +43,42 @@ pub(crate) fn ensure(setup: &Setup) -> Result<GuestPrograms> {
         .cache()
         .ensure(ENTRY, setup.progress(), |folder| fill(setup, folder))?;
     let root = setup.cache().path(ENTRY);
-    let at = |guest: &str| root.join(guest.trim_start_matches('/'));
-    let mut loader_and_libraries = vec![(at(LOADER), LOADER.to_owned())];
-    let libraries = at(LIBRARIES);
+    Ok(GuestPrograms {
+        busybox: inside(&root, BUSYBOX),
+        fio: program(&root, FIO)?,
+        fio_version: contents.version,
+    })
+}
+
+/// For a person in the guest; large, so it is not in every one.
+pub(crate) fn ensure_bpftrace(setup: &Setup) -> Result<Program> {
+    host::require_x86_64()?;
+    setup
+        .cache()
+        .ensure(BPFTRACE_ENTRY, setup.progress(), |folder| {
+            let apt = apt(setup, "bpftrace")?;
+            let package = apt.newest("bpftrace", PROVIDE, |_| true)?;
+            let packages = apt.closure(&[&package], false)?;
+            let work = unpack(&apt, "bpftrace for the guest", &packages, folder)?;
+            lay_out(&Tree::new(work.clone()), BPFTRACE, folder)?;
+            remove(&work)?;
+            Ok(Contents {
+                version: package.version.clone(),
+                packages: apt::records(&packages),
+                ..Contents::default()
+            })
+        })?;
+    program(&setup.cache().path(BPFTRACE_ENTRY), BPFTRACE)
+}
+
+fn inside(root: &Path, guest: &str) -> PathBuf {
+    root.join(guest.trim_start_matches('/'))
+}
+
+/// A program in an entry that is laid out as the guest is.
+fn program(root: &Path, path: &str) -> Result<Program> {
+    let mut loader_and_libraries = vec![(inside(root, LOADER), LOADER.to_owned())];
+    let libraries = inside(root, LIBRARIES);
     for item in fs::read_dir(&libraries).context("read", &libraries)? {
         let path = item.context("read", &libraries)?.path();
         if let Some(name) = path.file_name() {
@@ -52,41 +87,51 @@ pub(crate) fn ensure(setup: &Setup) -> Result<GuestPrograms> {
         }
     }
     loader_and_libraries.sort();
-    Ok(GuestPrograms {
-        busybox: at(BUSYBOX),
-        fio: Program {
-            path: at(FIO),
-            loader_and_libraries,
-        },
-        fio_version: contents.version,
+    Ok(Program {
+        path: inside(root, path),
+        loader_and_libraries,
     })
+}
+
+fn apt<'a>(setup: &'a Setup, what: &str) -> Result<PrivateApt<'a>> {
+    let (cache, progress) = (setup.cache(), setup.progress());
+    PrivateApt::open(cache, Release::Trixie, progress, what, PROVIDE)
+}
+
+/// Unpacks packages into a folder below `folder`, to take from it what is wanted.
+fn unpack(
+    apt: &PrivateApt<'_>,
+    what: &str,
+    packages: &[Package],
+    folder: &Path,
+) -> Result<PathBuf> {
+    let archives = apt.fetch(what, packages)?;
+    let work = folder.join("work");
+    fs::create_dir(&work).context("create", &work)?;
+    apt.unpack(&archives, &work)?;
+    apt.forget(&archives)?;
+    Ok(work)
+}
+
+/// Copies a program, its loader and its libraries to their places in the guest.
+fn lay_out(tree: &Tree, program: &str, folder: &Path) -> Result<()> {
+    copy(&tree.loader()?, folder, LOADER)?;
+    for (name, path) in tree.libraries_of(program)? {
+        copy(&path, folder, &format!("{LIBRARIES}/{name}"))?;
+    }
+    copy(&tree.path(program), folder, program)
 }
 
 /// The entry is laid out as the guest is: programs, loader, libraries, and
 /// nothing else of what their packages hold.
 fn fill(setup: &Setup, folder: &Path) -> Result<Contents> {
-    let apt = PrivateApt::open(
-        setup.cache(),
-        Release::Trixie,
-        setup.progress(),
-        "fio and busybox",
-        PROVIDE,
-    )?;
+    let apt = apt(setup, "fio and busybox")?;
     let fio = apt.newest("fio", PROVIDE, |_| true)?;
     let busybox = apt.newest("busybox-static", PROVIDE, |_| true)?;
     let packages = apt.closure(&[&fio, &busybox], false)?;
-    let archives = apt.fetch("fio and busybox for the guest", &packages)?;
-    let work = folder.join("work");
-    fs::create_dir(&work).context("create", &work)?;
-    apt.unpack(&archives, &work)?;
-
+    let work = unpack(&apt, "fio and busybox for the guest", &packages, folder)?;
     let tree = Tree::new(work.clone());
-    let libraries = tree.libraries_of(FIO)?;
-    copy(&tree.loader()?, folder, LOADER)?;
-    for (name, path) in libraries {
-        copy(&path, folder, &format!("{LIBRARIES}/{name}"))?;
-    }
-    copy(&tree.path(FIO), folder, FIO)?;
+    lay_out(&tree, FIO, folder)?;
     let static_busybox = [BUSYBOX, "/bin/busybox"]
         .map(|path| tree.path(path))
         .into_iter()
@@ -98,7 +143,6 @@ fn fill(setup: &Setup, folder: &Path) -> Result<Contents> {
         })?;
     copy(&static_busybox, folder, BUSYBOX)?;
     remove(&work)?;
-    apt.forget(&archives)?;
     Ok(Contents {
         version: fio.version.clone(),
         facts: [("busybox".to_owned(), busybox.version.clone())].into(),

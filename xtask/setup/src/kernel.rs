@@ -122,13 +122,14 @@ fn unpack(
     let release = release_of(&image.name, series)
         .unwrap_or_default()
         .to_owned();
-    // From 7.1 on, the image package is empty and depends on linux-binary-*,
-    // linux-modules-* and linux-base-* of the same release.
+    // From 6.19 on, the image package is empty and depends on linux-binary-* and
+    // linux-modules-* of the same release. linux-base-* of it, from 6.18 on, is not
+    // needed to boot, and the archive does not keep it for older series.
     let mut packages = vec![image];
     let parts: Vec<String> = packages[0]
         .depends
         .iter()
-        .filter(|name| name.ends_with(&release))
+        .filter(|name| name.ends_with(&release) && !name.starts_with("linux-base-"))
         .cloned()
         .collect();
     for part in parts {

@@ -8,6 +8,7 @@
 mod artifacts;
 mod cache;
 mod debian;
+mod debian_root;
 mod error;
 mod fuzzers;
 mod guest;
@@ -27,6 +28,7 @@ use std::process::Command;
 pub use artifacts::{Built, EBPF_FIXTURE_VARIABLE, EBPF_OBJECT_VARIABLE, Profile};
 pub use cache::{Cache, Check, Contents, Entry, PackageRecord};
 pub use debian::SOURCES_VARIABLE;
+pub use debian_root::DebianRoot;
 pub use error::{Error, Result};
 pub use fuzzers::{FUZZERS, Fuzzer};
 pub use guest::{GuestPrograms, Program};
@@ -95,6 +97,16 @@ impl Setup {
         guest::ensure(self)
     }
 
+    /// bpftrace with its libraries, for a person in the guest.
+    pub fn guest_bpftrace(&self) -> Result<Program> {
+        guest::ensure_bpftrace(self)
+    }
+
+    /// A small Debian with systemd, unpacked, for the guest.
+    pub fn debian_root(&self) -> Result<DebianRoot> {
+        debian_root::ensure(self)
+    }
+
     /// Prometheus and promtool: the machine's own, else Debian's.
     pub fn prometheus(&self) -> Result<Prometheus> {
         prometheus::ensure(self)
@@ -159,7 +171,7 @@ impl Setup {
     }
 
     /// The names of the cache's entries for this compiler and the default
-    /// kernel, with those of other kernels that are there.
+    /// kernel, with those of other things that are there.
     pub fn entries(&self) -> Result<Vec<String>> {
         let rustc = toolchain::rustc(self)?;
         let mut names = vec![
@@ -170,7 +182,13 @@ impl Setup {
             prometheus::ENTRY.to_owned(),
             kernel::entry(DEFAULT_KERNEL),
         ];
-        names.extend(self.cache.names_with(&kernel::entry(""))?);
+        for optional in [
+            kernel::entry(""),
+            guest::BPFTRACE_ENTRY.to_owned(),
+            debian_root::ENTRY.to_owned(),
+        ] {
+            names.extend(self.cache.names_with(&optional)?);
+        }
         names.sort();
         names.dedup();
         Ok(names)

@@ -4,5 +4,6 @@ pub(crate) mod build;
 pub(crate) mod demo;
 pub(crate) mod device;
 pub(crate) mod fuzz;
+pub(crate) mod lab;
 pub(crate) mod setup;
 pub(crate) mod test;

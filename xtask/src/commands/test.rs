@@ -31,16 +31,17 @@ pub(crate) struct Args {
     filter: Option<String>,
 }
 
-const ALL: &str = "all";
+/// Names every series that the tests know.
+pub(crate) const ALL: &str = "all";
 
-fn series() -> PossibleValuesParser {
+pub(crate) fn series() -> PossibleValuesParser {
     PossibleValuesParser::new(KERNELS.into_iter().chain([ALL]))
 }
 
-/// What `--kernels` names, and the one that is always booted.
-fn kernels(named: &[String]) -> Vec<&'static str> {
+/// What `--kernels` names, and those that are always booted.
+pub(crate) fn kernels(named: &[String], always: &[&str]) -> Vec<&'static str> {
     let wanted = |series: &&str| {
-        *series == DEFAULT_KERNEL || named.iter().any(|name| name == series || name == ALL)
+        always.contains(series) || named.iter().any(|name| name == series || name == ALL)
     };
     KERNELS.into_iter().filter(wanted).collect()
 }
@@ -55,11 +56,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             environment.push((name, path.into()));
         }
         setup.qemu()?;
-        let kernels = kernels(&args.kernels);
+        let kernels = kernels(&args.kernels, &[DEFAULT_KERNEL]);
         for series in &kernels {
             setup.kernel(series)?;
         }
         setup.guest_programs()?;
+        setup.guest_bpftrace()?;
+        setup.debian_root()?;
         setup.prometheus()?;
         environment.push((LAB_VARIABLE, "1".into()));
         environment.push((KERNELS_VARIABLE, kernels.join(",").into()));
@@ -141,7 +144,7 @@ mod tests {
     fn kernels_are_chosen_by_series_and_the_default_is_always_there() {
         let chosen = |names: &[&str]| {
             let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
-            kernels(&names)
+            kernels(&names, &[DEFAULT_KERNEL])
         };
         assert_eq!(chosen(&[]), [DEFAULT_KERNEL]);
         assert_eq!(chosen(&["7.3", "5.10"]), ["5.10", DEFAULT_KERNEL, "7.3"]);

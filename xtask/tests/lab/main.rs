@@ -19,23 +19,57 @@ mod leftovers;
 mod native;
 mod server;
 mod shared;
+mod shell;
+mod soak;
+mod systemd;
 
 use std::process::ExitCode;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use xtask_lab::Artifacts;
+use xtask_lab::schedule::{Place, Schedule};
+use xtask_lab::{Artifacts, guests_at_once};
 use xtask_setup::{DEFAULT_KERNEL, Profile, Setup};
 
 /// The command under test; it also serves the emulated devices.
 const XTASK: &str = env!("CARGO_BIN_EXE_xtask");
+
+/// Made once it is known which tests run.
+static SCHEDULE: OnceLock<Schedule> = OnceLock::new();
+
+/// What a test needs of the machine, by the first part of its name.
+fn place(name: &str) -> Place {
+    match name.split("::").next() {
+        // Their tests share a guest that the first one boots and the last one ends.
+        Some("remap") => Place::Shared("remap"),
+        Some("bypass") => Place::Shared("bypass"),
+        // As many CPUs as a guest can have, and Prometheus beside it.
+        Some("demo") => Place::SharedAlone("demo"),
+        // What other tests do on this machine would be seen as leftovers, or as
+        // interrupts.
+        Some("guest" | "leftovers" | "native" | "soak") => Place::Alone,
+        _ => Place::Beside,
+    }
+}
+
+/// A test that waits for its turn.
+fn scheduled(
+    name: impl Into<String>,
+    test: impl FnOnce() -> Result<Completion, Failed> + Send + 'static,
+) -> Trial {
+    let name = name.into();
+    Trial::ignorable_test(name.clone(), move || {
+        let _turn = SCHEDULE.get().map(|schedule| schedule.enter(&name));
+        test()
+    })
+}
 
 /// A test that reports "ignored" where nothing was set up.
 fn lab_test(
     name: impl Into<String>,
     test: impl FnOnce() -> Result<(), Failed> + Send + 'static,
 ) -> Trial {
-    Trial::ignorable_test(name, move || {
+    scheduled(name, move || {
         if std::env::var_os("VMDTRACE_LAB").is_none() {
             return Ok(Completion::ignored_with(
                 "needs root and a virtual server: run `cargo xtask test`",
@@ -63,7 +97,7 @@ fn kernel_test(
     name: impl Into<String>,
     test: impl FnOnce(&Artifacts) -> Result<(), Failed> + Send + 'static,
 ) -> Trial {
-    Trial::ignorable_test(name, move || {
+    scheduled(name, move || {
         let kernels = std::env::var("VMDTRACE_LAB_KERNELS").unwrap_or_default();
         if !kernels.split(',').any(|kernel| kernel == series) {
             return Ok(Completion::ignored_with(format!(
@@ -108,8 +142,6 @@ fn check_with_promtool(text: &str) {
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // Two cores boot one guest at a time.
-    arguments.test_threads = Some(1);
     let (demo, demo_trials) = demo::trials();
     let (servers, server_trials) = server::trials();
     let mut trials = demo_trials;
@@ -121,6 +153,18 @@ fn main() -> ExitCode {
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());
     trials.extend(native::trials());
+    trials.extend(shell::trials());
+    trials.extend(soak::trials());
+    trials.extend(systemd::trials());
+    let planned = trials
+        .iter()
+        .filter(|trial| !arguments.is_filtered_out(trial))
+        .map(|trial| (trial.name().to_owned(), place(trial.name())));
+    let slots = guests_at_once();
+    SCHEDULE.get_or_init(|| Schedule::new(slots, planned));
+    // A thread for each, since the schedule decides; with room for one guest, one
+    // thread does, and tests are named before they begin.
+    arguments.test_threads = Some(if slots == 1 { 1 } else { trials.len() });
     let conclusion = libtest_mimic::run(&arguments, trials);
     table.print();
     // Ends what is still running.

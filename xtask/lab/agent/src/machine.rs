@@ -39,6 +39,11 @@ pub(crate) fn set_up() {
         .args(["--install", "-s", "/bin"])
         .status();
     report("busybox --install", busybox);
+    load_boot_modules();
+}
+
+/// Loads what the channel to the host needs.
+pub(crate) fn load_boot_modules() {
     match fs::read_to_string(BOOT_MODULES) {
         Ok(modules) => {
             for module in modules.lines() {

@@ -13,9 +13,16 @@ use nix::sys::wait::wait;
 use nix::unistd::Pid;
 
 const SERVE: &str = "serve";
+/// As a service under another PID 1, which switches the machine off when the
+/// service ends well.
+const SERVICE: &str = "service";
 
 fn main() -> ExitCode {
-    if std::env::args().nth(1).as_deref() == Some(SERVE) {
+    let mode = std::env::args().nth(1);
+    if mode.as_deref() == Some(SERVICE) {
+        machine::load_boot_modules();
+    }
+    if matches!(mode.as_deref(), Some(SERVE | SERVICE)) {
         return match server::serve() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {

@@ -69,12 +69,13 @@ pub(super) fn a_boot_that_hangs_shows_the_console() {
             mode: 0o755,
         }],
         kernel_arguments: vec!["rdinit=/hang".to_owned(), "loglevel=7".to_owned()],
-        boot_limit: Duration::from_secs(15),
+        boot_limit: Duration::from_secs(10),
         ..GuestConfig::default()
     };
     let error = Guest::boot(artifacts(), &config).unwrap_err();
     assert!(matches!(error, LabError::TimedOut { .. }), "{error}");
     let text = error.to_string();
+    assert!(text.contains("s of CPU time"), "{text}");
     // What a kernel says within seconds, on the slowest machine.
     assert!(
         text.contains("the log of the guest's console") && text.contains("] "),

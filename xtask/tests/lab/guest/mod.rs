@@ -2,7 +2,6 @@
 
 mod boots;
 mod commands;
-mod disks;
 
 use libtest_mimic::Trial;
 use xtask_lab::{Guest, GuestConfig};
@@ -14,7 +13,7 @@ fn boot(config: &GuestConfig) -> Guest {
 }
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let tests: [(&str, fn()); 6] = [
+    let tests: [(&str, fn()); 5] = [
         (
             "programs_files_and_modules",
             commands::programs_files_and_modules,
@@ -31,10 +30,6 @@ pub(crate) fn trials() -> Vec<Trial> {
         (
             "a_guest_that_dies_is_an_error",
             boots::a_guest_that_dies_is_an_error,
-        ),
-        (
-            "two_controllers_in_one_guest",
-            disks::two_controllers_in_one_guest,
         ),
     ];
     tests
