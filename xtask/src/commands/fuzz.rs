@@ -111,6 +111,8 @@ fn fuzz(fuzzer: &Fuzzer, args: &Args) -> anyhow::Result<Summary> {
         .arg(format!("-max_total_time={}", args.seconds))
         .arg(format!("-seed={}", args.seed))
         .arg(format!("-max_len={MAX_INPUT}"))
+        // Kept inputs are long already.
+        .arg("-len_control=0")
         .arg(format!("-artifact_prefix={}/", failures.display()))
         // What the device says would fill the log; a failure is run again and shown.
         .arg("-close_fd_mask=2")
@@ -169,7 +171,9 @@ fn keep(fuzzer: &Fuzzer) -> anyhow::Result<()> {
     }
     fs::create_dir_all(&fewest)?;
     let merged = program(fuzzer)
-        .args(["-merge=1", "-close_fd_mask=2"])
+        // By what is reached, not how often; else it is too much to keep.
+        .args(["-set_cover_merge=1", "-use_counters=0", "-close_fd_mask=2"])
+        .arg(format!("-max_len={MAX_INPUT}"))
         .args([&fewest, &fuzzer.corpus, &found(fuzzer)])
         .stderr(Stdio::null())
         .status()?;
