@@ -171,8 +171,13 @@ fn keep(fuzzer: &Fuzzer) -> anyhow::Result<()> {
     }
     fs::create_dir_all(&fewest)?;
     let merged = program(fuzzer)
-        // By what is reached, not how often; else it is too much to keep.
-        .args(["-set_cover_merge=1", "-use_counters=0", "-close_fd_mask=2"])
+        .args(["-set_cover_merge=1", "-close_fd_mask=2"])
+        // How often something is reached counts too, but messages are long: too
+        // much would be kept.
+        .arg(format!(
+            "-use_counters={}",
+            u8::from(fuzzer.name != "messages")
+        ))
         .arg(format!("-max_len={MAX_INPUT}"))
         .args([&fewest, &fuzzer.corpus, &found(fuzzer)])
         .stderr(Stdio::null())

@@ -138,7 +138,7 @@ impl Command {
             (self.opcode, self.flags)
         };
         let mut dwords = self.dwords.map(Dword::get);
-        let plausible = self.flags % 2 == 0;
+        let plausible = self.flags.is_multiple_of(2);
         match (is_admin, opcode) {
             // Reads, writes and write zeroes: the first block, the number of blocks.
             (false, 1 | 2 | 8) if plausible => {
@@ -150,7 +150,7 @@ impl Command {
             (true, 6) if plausible => dwords[0] %= 8,
             // A log: which one, and how much of it.
             (true, 2) if plausible => {
-                dwords[0] = dwords[0] & 0x07ff_0000 | dwords[0] % 4;
+                dwords[0] = dwords[0] & 0x07ff_0000 | (dwords[0] % 4);
                 dwords[1] = 0;
             }
             _ => {}
