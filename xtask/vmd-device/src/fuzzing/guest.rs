@@ -515,3 +515,45 @@ impl Guest {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(opcode: u8, prp1: u8) -> Command {
+        Command {
+            opcode,
+            flags: 0,
+            other_namespace: None,
+            prp1: Address::Page(prp1),
+            prp2: Address::Any(0),
+            dwords: [Dword::Low(0); 4],
+        }
+    }
+
+    /// The status of the first completion of a queue, without its phase.
+    fn status(guest: &Guest, queue: usize, slot: u64) -> u16 {
+        let mut status = [0; 2];
+        let offset = Guest::file_offset(queue, Ring::Completion) + slot * 16 + 14;
+        guest.file.read_exact_at(&mut status, offset).unwrap();
+        u16::from_le_bytes(status) >> 1
+    }
+
+    #[test]
+    fn a_started_guest_reaches_its_memory_and_its_read_only_page() {
+        for bypass in [false, true] {
+            let mut guest = Guest::new().unwrap();
+            guest.start(bypass, &[6, 6]);
+            for page in [9, 0xc1] {
+                guest.submit(1, &command(2, page));
+                guest.ring(1);
+                guest.check();
+            }
+            assert_eq!((status(&guest, 1, 0), status(&guest, 1, 1)), (0, 0x4004));
+            let counters = guest.bench.counters();
+            assert_eq!((counters.admin_cqes(), counters.io_cqes()), (4, 2));
+            assert_eq!(counters.undelivered_msis, 0);
+            guest.check_end();
+        }
+    }
+}
