@@ -111,6 +111,8 @@ fn fuzz(fuzzer: &Fuzzer, args: &Args) -> anyhow::Result<Summary> {
         .arg(format!("-max_total_time={}", args.seconds))
         .arg(format!("-seed={}", args.seed))
         .arg(format!("-max_len={MAX_INPUT}"))
+        // Kept inputs are long already.
+        .arg("-len_control=0")
         .arg(format!("-artifact_prefix={}/", failures.display()))
         // What the device says would fill the log; a failure is run again and shown.
         .arg("-close_fd_mask=2")
@@ -169,7 +171,14 @@ fn keep(fuzzer: &Fuzzer) -> anyhow::Result<()> {
     }
     fs::create_dir_all(&fewest)?;
     let merged = program(fuzzer)
-        .args(["-merge=1", "-close_fd_mask=2"])
+        .args(["-set_cover_merge=1", "-close_fd_mask=2"])
+        // How often something is reached counts too, but messages are long: too
+        // much would be kept.
+        .arg(format!(
+            "-use_counters={}",
+            u8::from(fuzzer.name != "messages")
+        ))
+        .arg(format!("-max_len={MAX_INPUT}"))
         .args([&fewest, &fuzzer.corpus, &found(fuzzer)])
         .stderr(Stdio::null())
         .status()?;

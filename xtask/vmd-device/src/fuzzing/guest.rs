@@ -34,6 +34,8 @@ const DISK_CONFIG: u64 = 1 << 20;
 const VMD_VECTORS: u16 = 4;
 const DISK_VECTORS: u64 = 4;
 const ADMIN_ENTRIES: u16 = 8;
+/// Of 512 bytes each.
+const BLOCKS: u32 = 128;
 
 const CFGBAR: u32 = 0;
 const MEMORY: u32 = 2;
@@ -49,7 +51,7 @@ pub(super) enum Ring {
 /// A guest address that is worth trying.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub(super) enum Address {
-    /// A page of the RAM or near it.
+    /// A page.
     Page(u8),
     /// Slots of eight bytes from the end of a page of the RAM.
     Slot(u8, u8),
@@ -59,7 +61,11 @@ pub(super) enum Address {
 
 impl Address {
     pub(super) fn get(self) -> u64 {
-        let page = |page: u8| RAM + u64::from(page) % (RAM_PAGES + 3) * PAGE;
+        // Every fourth one is the read-only page or one of those around it.
+        let page = |page: u8| match page {
+            0..0xc0 => RAM + u64::from(page) % RAM_PAGES * PAGE,
+            _ => ROM - PAGE + u64::from(page) % 4 * PAGE,
+        };
         match self {
             Self::Page(number) => page(number),
             Self::Slot(number, slot) => page(number) + PAGE - 8 * u64::from(slot),
@@ -121,16 +127,35 @@ impl Dword {
 }
 
 impl Command {
-    fn bytes(&self, id: u16) -> [u8; 64] {
-        let mut bytes = [0; 64];
-        // Fused and SGL commands are all refused alike.
-        let flags = if self.flags < 0xf0 { 0 } else { self.flags };
-        // Most opcodes that exist are below 16.
-        let opcode = if self.opcode < 0xf0 {
-            self.opcode & 0xf
+    /// The entry, with its id, for the admin queue or an I/O queue. Half of all
+    /// commands have fields that let them succeed if their addresses do.
+    fn bytes(&self, id: u16, is_admin: bool) -> [u8; 64] {
+        // Most opcodes that exist are below 16; fused and SGL commands are all
+        // refused alike.
+        let (opcode, flags) = if self.flags < 0xf0 {
+            (self.opcode & 0xf, 0)
         } else {
-            self.opcode
+            (self.opcode, self.flags)
         };
+        let mut dwords = self.dwords.map(Dword::get);
+        let plausible = self.flags.is_multiple_of(2);
+        match (is_admin, opcode) {
+            // Reads, writes and write zeroes: the first block, the number of blocks.
+            (false, 1 | 2 | 8) if plausible => {
+                dwords[0] %= BLOCKS + 8;
+                dwords[1] = 0;
+                dwords[2] %= 64;
+            }
+            // Identify: what of.
+            (true, 6) if plausible => dwords[0] %= 8,
+            // A log: which one, and how much of it.
+            (true, 2) if plausible => {
+                dwords[0] = dwords[0] & 0x07ff_0000 | (dwords[0] % 4);
+                dwords[1] = 0;
+            }
+            _ => {}
+        }
+        let mut bytes = [0; 64];
         put(&mut bytes, 0, &[opcode, flags]);
         put(&mut bytes, 2, &id.to_le_bytes());
         put(
@@ -140,8 +165,8 @@ impl Command {
         );
         put(&mut bytes, 24, &self.prp1.get().to_le_bytes());
         put(&mut bytes, 32, &self.prp2.get().to_le_bytes());
-        for (index, dword) in self.dwords.iter().enumerate() {
-            put(&mut bytes, 40 + 4 * index, &dword.get().to_le_bytes());
+        for (index, dword) in dwords.iter().enumerate() {
+            put(&mut bytes, 40 + 4 * index, &dword.to_le_bytes());
         }
         bytes
     }
@@ -186,7 +211,7 @@ impl Guest {
         let config = Config {
             disks: 1,
             vectors: VMD_VECTORS,
-            disk_bytes: 64 << 10,
+            disk_bytes: u64::from(BLOCKS) * 512,
             queue_vectors: DISK_VECTORS as u16,
             ..Config::default()
         };
@@ -357,7 +382,7 @@ impl Guest {
         let pair = &mut self.pairs[queue];
         let slot = u64::from(pair.tail);
         pair.tail = (pair.tail + 1) % pair.entries;
-        let bytes = command.bytes(self.next_id);
+        let bytes = command.bytes(self.next_id, queue == 0);
         self.next_id = self.next_id.wrapping_add(1);
         self.poke(
             Self::file_offset(queue, Ring::Submission) + slot * 64,
@@ -487,6 +512,48 @@ impl Guest {
                 Err(_) => 0,
             };
             assert_eq!(signals, *count);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(opcode: u8, prp1: u8) -> Command {
+        Command {
+            opcode,
+            flags: 0,
+            other_namespace: None,
+            prp1: Address::Page(prp1),
+            prp2: Address::Any(0),
+            dwords: [Dword::Low(0); 4],
+        }
+    }
+
+    /// The status of the first completion of a queue, without its phase.
+    fn status(guest: &Guest, queue: usize, slot: u64) -> u16 {
+        let mut status = [0; 2];
+        let offset = Guest::file_offset(queue, Ring::Completion) + slot * 16 + 14;
+        guest.file.read_exact_at(&mut status, offset).unwrap();
+        u16::from_le_bytes(status) >> 1
+    }
+
+    #[test]
+    fn a_started_guest_reaches_its_memory_and_its_read_only_page() {
+        for bypass in [false, true] {
+            let mut guest = Guest::new().unwrap();
+            guest.start(bypass, &[6, 6]);
+            for page in [9, 0xc1] {
+                guest.submit(1, &command(2, page));
+                guest.ring(1);
+                guest.check();
+            }
+            assert_eq!((status(&guest, 1, 0), status(&guest, 1, 1)), (0, 0x4004));
+            let counters = guest.bench.counters();
+            assert_eq!((counters.admin_cqes(), counters.io_cqes()), (4, 2));
+            assert_eq!(counters.undelivered_msis, 0);
+            guest.check_end();
         }
     }
 }
