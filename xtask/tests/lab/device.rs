@@ -30,7 +30,7 @@ fn boot(config: Config, nvme: &str) -> Guest {
         modules: vec!["vmd".to_owned(), "nvme_core".to_owned()],
         ..GuestConfig::default()
     };
-    let guest = Guest::boot(&artifacts(), &config).unwrap_or_else(|error| panic!("{error}"));
+    let guest = Guest::boot(artifacts(), &config).unwrap_or_else(|error| panic!("{error}"));
     guest.load_module("nvme", nvme).unwrap();
     guest.await_disks(PATIENCE).unwrap();
     guest
@@ -381,7 +381,7 @@ fn other_parts() {
         controllers: vec![client, shadow, quirky],
         ..GuestConfig::default()
     };
-    let guest = Guest::boot(&artifacts(), &config).unwrap_or_else(|error| panic!("{error}"));
+    let guest = Guest::boot(artifacts(), &config).unwrap_or_else(|error| panic!("{error}"));
     let disks = guest.await_disks(PATIENCE).unwrap();
     let buses: Vec<_> = disks
         .iter()

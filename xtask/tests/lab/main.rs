@@ -11,8 +11,8 @@
 )]
 
 mod demo;
-mod exact;
 mod device;
+mod exact;
 mod guest;
 mod late_modules;
 mod leftovers;
