@@ -457,6 +457,12 @@ mod tests {
         assert!(!accepted(
             r#"{"command":"completion-fault","disk":0,"nth":1,"fault":"status"}"#
         ));
+        let text = r#"{"command":"service","service":{"latency":"80us"}}"#;
+        let request = Request::Service {
+            disk: None,
+            service,
+        };
+        assert_eq!(serde_json::from_str::<Request>(text).unwrap(), request);
         let no_parallelism = Service {
             parallelism: 0,
             ..service

@@ -19,9 +19,9 @@ pub const MAX_PARALLELISM: u32 = 4096;
 
 const SECOND: Nanos = 1_000_000_000;
 
-/// The speed of one disk.
+/// The speed of one disk. What a request leaves out has its default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 #[group(skip)]
 pub struct Service {
     /// Time that each I/O command takes, as 80us, uniform:60us:100us or
@@ -46,9 +46,10 @@ impl Default for Service {
     }
 }
 
-/// The speed of what all disks share, such as the port above them.
+/// The speed of what all disks share, such as the port above them. What a request
+/// leaves out has its default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 #[group(skip)]
 pub struct SharedService {
     /// Time that each I/O command takes in addition to its disk's latency.
