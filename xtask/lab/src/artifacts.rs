@@ -12,7 +12,9 @@ use crate::systemd;
 /// Modules the agent needs before it can talk to the host.
 const CHANNEL_MODULES: [&str; 2] = ["virtio_pci", "virtio_console"];
 /// Modules that are in every guest; which are loaded, and when, is another thing.
-const MODULES: [&str; 3] = ["virtio_net", "vmd", "nvme"];
+const MODULES: [&str; 4] = ["virtio_net", "vmd", "nvme", NULL_BLOCK];
+/// A block device that waits for nothing.
+pub const NULL_BLOCK: &str = "null_blk";
 /// Where modules are in the guest.
 const MODULE_FOLDER: &str = "/usr/lib/modules";
 /// Where the guest's daemon is.

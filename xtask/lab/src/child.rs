@@ -45,11 +45,19 @@ impl Guarded {
         self.child.id()
     }
 
-    /// Seconds of CPU time that it used; none if that cannot be told any more.
-    pub(crate) fn cpu_seconds(&self) -> Option<f64> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id())).ok()?;
-        let ticks = cpu_ticks(&stat)?;
-        Some(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    /// Seconds that its threads ran, and that they wanted to and had no CPU; none if
+    /// that cannot be told (any more).
+    pub(crate) fn pace(&self) -> Option<(f64, f64)> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.id())).ok()?;
+        let (mut ran, mut waited) = (0.0, 0.0);
+        for task in tasks.flatten() {
+            // A thread may have ended since.
+            let text = std::fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
+            let (task_ran, task_waited) = scheduled(&text).unwrap_or_default();
+            ran += task_ran;
+            waited += task_waited;
+        }
+        (ran > 0.0).then_some((ran, waited))
     }
 
     pub(crate) fn log(&self) -> Log {
@@ -90,13 +98,12 @@ impl Drop for Guarded {
     }
 }
 
-/// User and system time in /proc/PID/stat (proc_pid_stat(5)): fields 14 and 15.
-/// The second field, the name, may hold anything.
-fn cpu_ticks(stat: &str) -> Option<u64> {
-    let (_, rest) = stat.rsplit_once(')')?;
-    let mut fields = rest.split_whitespace().skip(11);
-    let mut ticks = || fields.next()?.parse::<u64>().ok();
-    Some(ticks()? + ticks()?)
+/// The first two fields of schedstat, in seconds: time on a CPU, time waiting for
+/// one (Documentation/scheduler/sched-stats.rst).
+fn scheduled(text: &str) -> Option<(f64, f64)> {
+    let mut fields = text.split_whitespace().map(str::parse::<u64>);
+    let mut seconds = || Some(fields.next()?.ok()? as f64 / 1e9);
+    Some((seconds()?, seconds()?))
 }
 
 type Job = (Command, Sender<std::io::Result<Child>>);
@@ -143,12 +150,9 @@ mod tests {
     }
 
     #[test]
-    fn user_and_system_time_are_added() {
-        let stat = "7 (a) b) S 1 7 7 0 -1 4194304 1 2 3 4 250 50 9 9 20 0 1 0 5";
-        assert_eq!(cpu_ticks(stat), Some(300));
-        assert_eq!(cpu_ticks("7 (x) S 1"), None);
-        let folder = tempfile::tempdir().unwrap();
-        assert!(sleeper(&folder.path().join("log")).cpu_seconds().is_some());
+    fn running_and_waiting_are_told_apart() {
+        assert_eq!(scheduled("2500000000 500000000 17\n"), Some((2.5, 0.5)));
+        assert_eq!(scheduled(""), None);
     }
 
     #[test]

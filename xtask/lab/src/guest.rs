@@ -58,6 +58,10 @@ pub struct GuestConfig {
     pub numa_nodes: u32,
     pub memory_mib: u32,
     pub iommu: Iommu,
+    /// Whether the guest's clock counts instructions, one for a nanosecond, and
+    /// all CPUs run in one thread. It is exact only for what does not wait for an
+    /// emulated device: the clock moves meanwhile.
+    pub counts_instructions: bool,
     pub root: Root,
     /// NVMe disks that QEMU itself emulates, beside the controllers.
     pub native_disks: u8,
@@ -85,6 +89,7 @@ impl Default for GuestConfig {
             numa_nodes: 1,
             memory_mib: 1024,
             iommu: Iommu::Absent,
+            counts_instructions: false,
             root: Root::Tools,
             native_disks: 0,
             controllers: Vec::new(),
@@ -175,6 +180,7 @@ impl Guest {
             numa_nodes: config.numa_nodes,
             memory_mib: config.memory_mib,
             iommu: config.iommu,
+            counts_instructions: config.counts_instructions,
             native_disks: config.native_disks,
             kernel: &artifacts.kernel.vmlinuz,
             initramfs: &initramfs,
@@ -489,11 +495,11 @@ fn overlay(artifacts: &Artifacts, config: &GuestConfig) -> Archive {
     archive
 }
 
-/// Tells a guest that hangs from one that a busy host did not let run: to boot it
-/// takes some ten seconds of CPU time.
+/// Tells a guest that hangs from one that a busy host did not let run: that one's
+/// threads waited for a CPU most of the time.
 fn pace(qemu: &Guarded) -> String {
-    qemu.cpu_seconds().map_or_else(String::new, |seconds| {
-        format!(" (QEMU had {seconds:.1} s of CPU time)")
+    qemu.pace().map_or_else(String::new, |(ran, waited)| {
+        format!(" (QEMU's threads ran for {ran:.1} s and waited {waited:.1} s for a CPU)")
     })
 }
 

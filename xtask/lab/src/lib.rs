@@ -27,7 +27,7 @@ mod systemd;
 mod temporary;
 mod terminal;
 
-pub use artifacts::{Artifacts, VMDTRACE};
+pub use artifacts::{Artifacts, NULL_BLOCK, VMDTRACE};
 pub use command::{Background, GuestCommand, Output};
 pub use controller::Controller;
 pub use disks::GuestDisk;

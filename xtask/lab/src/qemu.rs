@@ -52,6 +52,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) numa_nodes: u32,
     pub(crate) memory_mib: u32,
     pub(crate) iommu: Iommu,
+    /// See [`crate::GuestConfig::counts_instructions`].
+    pub(crate) counts_instructions: bool,
     /// NVMe disks of QEMU's own, not behind a VMD.
     pub(crate) native_disks: u8,
     pub(crate) kernel: &'a Path,
@@ -91,9 +93,16 @@ impl Machine<'_> {
         }
         qemu.args(["-nodefaults", "-no-user-config", "-no-reboot"])
             .args(["-display", "none", "-machine", "q35"])
-            .args(["-accel", "tcg,thread=multi", "-cpu", "max"])
+            .args(["-cpu", "max"])
             .args(["-m", &format!("{}M", self.memory_mib)]);
         self.add_nodes(qemu);
+        if self.counts_instructions {
+            // A nanosecond for each instruction; idle time is skipped.
+            qemu.args(["-accel", "tcg,thread=single"])
+                .args(["-icount", "shift=0,sleep=off"]);
+        } else {
+            qemu.args(["-accel", "tcg,thread=multi"]);
+        }
         qemu.args([
             "-chardev",
             &format!("file,id=console,path={}", escaped(self.console)),
@@ -206,6 +215,7 @@ mod tests {
             numa_nodes: 1,
             memory_mib: 1024,
             iommu: Iommu::Absent,
+            counts_instructions: false,
             native_disks: 0,
             kernel: Path::new("/k"),
             initramfs: Path::new("/i"),
@@ -244,6 +254,20 @@ mod tests {
         ] {
             assert!(all.contains(expected), "{expected} in {all}");
         }
+    }
+
+    #[test]
+    fn one_thread_runs_a_guest_that_counts_instructions() {
+        let all = |counts_instructions| {
+            arguments(&Machine {
+                counts_instructions,
+                ..machine()
+            })
+            .join(" ")
+        };
+        assert!(all(true).contains("-accel tcg,thread=single -icount shift=0,sleep=off"));
+        assert!(all(false).contains("-accel tcg,thread=multi"));
+        assert!(!all(false).contains("icount"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `cargo xtask lab`: the virtual server for a person.
 
+mod instructions;
 mod shell;
 mod soak;
 
@@ -26,11 +27,13 @@ pub(crate) struct Args {
 enum Command {
     Shell(shell::Args),
     Soak(soak::Args),
+    Instructions(instructions::Args),
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match &args.command {
         Command::Shell(args) => shell::run(args),
         Command::Soak(args) => soak::run(args),
+        Command::Instructions(args) => instructions::run(args),
     }
 }

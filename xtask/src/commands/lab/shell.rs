@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use vmd_device::{Config, DeviceId};
-use xtask_lab::{Artifacts, Guest, GuestCommand, GuestConfig, GuestFile, Iommu, Left, VMDTRACE};
+use xtask_lab::{
+    Artifacts, Guest, GuestCommand, GuestConfig, GuestFile, Iommu, Left, NULL_BLOCK, VMDTRACE,
+};
 use xtask_setup::{DEFAULT_KERNEL, Profile, Program, Setup};
 
+const MODULES: [&str; 2] = ["vmd", "nvme"];
 const PATIENCE: Duration = Duration::from_secs(90);
 /// The daemon's port in the guest.
 const PORT: u16 = 10973;
@@ -52,6 +55,10 @@ pub(super) struct Args {
     /// One more argument for the guest's kernel, such as threadirqs; can be repeated
     #[arg(long = "kernel-argument", value_name = "ARGUMENT")]
     kernel_arguments: Vec<String>,
+    /// Let the guest's clock count instructions, one for a nanosecond, and give it
+    /// /dev/nullb0, which waits for nothing; see docs/lab.md for what that is worth
+    #[arg(long)]
+    icount: bool,
     /// Leave bpftrace out: less to fetch, a quicker boot
     #[arg(long)]
     no_bpftrace: bool,
@@ -90,6 +97,12 @@ impl Args {
             controllers: self.ids.iter().enumerate().map(controller).collect(),
             kernel_arguments: self.kernel_arguments.clone(),
             files: bpftrace.map(files).unwrap_or_default(),
+            counts_instructions: self.icount,
+            modules: MODULES
+                .into_iter()
+                .chain(self.icount.then_some(NULL_BLOCK))
+                .map(str::to_owned)
+                .collect(),
             terminal: true,
             guest_port: PORT,
             ..GuestConfig::default()
