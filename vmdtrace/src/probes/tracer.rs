@@ -90,6 +90,11 @@ pub enum LoadError {
     Host(#[from] HostError),
     #[error(transparent)]
     Names(#[from] NamesError),
+    #[error(
+        "kernel lockdown is in confidentiality mode, which forbids eBPF programs to read kernel \
+         memory: boot with lockdown=integrity or lockdown=none (/sys/kernel/security/lockdown)"
+    )]
+    Lockdown,
     #[error("the kernel's types are not known: {0}")]
     Layout(String),
     #[error("the kernel refused to load the eBPF object: {0:#}")]
@@ -174,6 +179,9 @@ impl Tracer {
     fn load_checked(object: &[u8], table: &NameTable, options: Options) -> Result<Self, LoadError> {
         let layout = KernelLayout::read(&options.roots);
         let action_name = layout.action_name.map_err(LoadError::Layout)?;
+        if lockdown_is_confidentiality(&options.roots) {
+            return Err(LoadError::Lockdown);
+        }
         // Kernels before 5.11 charge maps to this limit; later ones do not need it.
         if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
             tracing::debug!("RLIMIT_MEMLOCK stays as it is: {error}");
@@ -433,6 +441,14 @@ impl Attached {
     }
 }
 
+/// Whether lockdown forbids what every program here does: the file names all
+/// modes and puts the one in force in brackets (security/lockdown/lockdown.c).
+/// Without securityfs the kernel's own refusal has to do.
+fn lockdown_is_confidentiality(roots: &Roots) -> bool {
+    std::fs::read_to_string(roots.sysfs.join("kernel/security/lockdown"))
+        .is_ok_and(|modes| modes.contains("[confidentiality]"))
+}
+
 fn run_once(ebpf: &Ebpf, name: &str, args: RawTracePointRunOptions) -> anyhow::Result<()> {
     let program = ebpf
         .program(name)
@@ -648,5 +664,24 @@ mod tests {
             why_not_attached(IRQ_HANDLER_ENTRY, &errno(22), &roots).0,
             ProbeState::Broken
         );
+    }
+
+    #[test]
+    fn lockdown_is_told_by_the_mode_in_force() {
+        let sysfs = tempfile::tempdir().unwrap();
+        let roots = Roots {
+            sysfs: sysfs.path().to_owned(),
+            ..Roots::default()
+        };
+        assert!(!lockdown_is_confidentiality(&roots), "no securityfs");
+        std::fs::create_dir_all(sysfs.path().join("kernel/security")).unwrap();
+        for (modes, expected) in [
+            ("none integrity [confidentiality]\n", true),
+            ("none [integrity] confidentiality\n", false),
+            ("[none] integrity confidentiality\n", false),
+        ] {
+            std::fs::write(sysfs.path().join("kernel/security/lockdown"), modes).unwrap();
+            assert_eq!(lockdown_is_confidentiality(&roots), expected, "{modes}");
+        }
     }
 }

@@ -378,6 +378,7 @@ fn counts_are_exact(artifacts: &Artifacts, kind: &Kind, table: &Table) {
         Err(error) if kind.refused => {
             let text = error.to_string();
             assert!(text.contains("ended (exit status 1)"), "{text}");
+            assert!(text.contains("lockdown=integrity"), "no remedy: {text}");
             table.add([Row {
                 kernel: kernel.clone(),
                 kind: kind.name,

@@ -16,7 +16,7 @@ use nix::sys::reboot::{RebootMode, reboot};
 /// Where programs are in the initramfs.
 pub(crate) const PATH: &str = "/bin:/sbin:/usr/bin:/usr/sbin";
 
-const FILE_SYSTEMS: [(&str, &str); 7] = [
+const FILE_SYSTEMS: [(&str, &str); 8] = [
     ("proc", "/proc"),
     ("sysfs", "/sys"),
     ("devtmpfs", "/dev"),
@@ -24,6 +24,7 @@ const FILE_SYSTEMS: [(&str, &str); 7] = [
     ("tmpfs", "/tmp"),
     ("debugfs", "/sys/kernel/debug"),
     ("tracefs", "/sys/kernel/tracing"),
+    ("securityfs", "/sys/kernel/security"),
 ];
 
 pub(crate) fn set_up() {
