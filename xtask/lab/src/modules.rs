@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::error::{LabError, Result};
@@ -30,7 +31,10 @@ impl std::fmt::Debug for Module {
 pub(crate) struct Modules {
     folder: PathBuf,
     files: BTreeMap<String, PathBuf>,
-    built_in: BTreeSet<String>,
+    /// Absent where the kernel's packages do not tell (7.3's do in a part that is
+    /// not fetched): what has no file is then taken to be built in, and a boot
+    /// without it fails.
+    built_in: Option<BTreeSet<String>>,
 }
 
 impl Modules {
@@ -40,11 +44,14 @@ impl Modules {
         let root = folder.join("kernel");
         list(&root, &mut files).map_err(LabError::path(&root))?;
         let built_in = folder.join("modules.builtin");
-        let built_in = fs::read_to_string(&built_in).map_err(LabError::path(&built_in))?;
-        let built_in = built_in
-            .lines()
-            .filter_map(|line| name_of(Path::new(line)))
-            .collect();
+        let built_in = match fs::read_to_string(&built_in) {
+            Ok(text) => {
+                let names = text.lines().filter_map(|line| name_of(Path::new(line)));
+                Some(names.collect())
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(LabError::path(&built_in)(error)),
+        };
         Ok(Self {
             folder: folder.to_owned(),
             files,
@@ -64,7 +71,11 @@ impl Modules {
     }
 
     fn add(&self, name: &str, seen: &mut BTreeSet<String>, found: &mut Vec<Module>) -> Result<()> {
-        if self.built_in.contains(name) || !seen.insert(name.to_owned()) {
+        let built_in = match &self.built_in {
+            Some(names) => names.contains(name),
+            None => !self.files.contains_key(name),
+        };
+        if built_in || !seen.insert(name.to_owned()) {
             return Ok(());
         }
         let path = self.files.get(name).ok_or_else(|| {
@@ -198,6 +209,15 @@ mod tests {
         let modules = Modules::open(root.path()).unwrap();
         let error = modules.resolve(&["a".to_owned()]).unwrap_err().to_string();
         assert!(error.starts_with("no module gone in "), "{error}");
+    }
+
+    #[test]
+    fn without_a_list_what_has_no_file_is_built_in() {
+        let root = tree(&[("a.ko", "crc-t10dif,b"), ("b.ko", "")]);
+        fs::remove_file(root.path().join("modules.builtin")).unwrap();
+        let modules = Modules::open(root.path()).unwrap();
+        let wanted = ["virtio_pci".to_owned(), "a".to_owned()];
+        assert_eq!(names(&modules.resolve(&wanted).unwrap()), ["b", "a"]);
     }
 
     #[test]
