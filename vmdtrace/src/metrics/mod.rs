@@ -16,6 +16,7 @@ mod each_line;
 mod family;
 mod host;
 mod lines;
+pub mod openmetrics;
 mod probes;
 mod process;
 #[cfg(test)]
@@ -23,7 +24,7 @@ mod tests;
 
 use prometheus::proto::MetricFamily;
 
-use crate::snapshot::{Counters, Host, Snapshot};
+use crate::snapshot::{self, Counters, Host, Snapshot};
 
 pub use collector::{CONTENT_TYPE, ScrapeError, SnapshotCollector, scrape};
 
@@ -40,10 +41,14 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
     let Detail { lines: each_line } = detail;
     let Snapshot {
         taken_ns: _,
+        counting_since_ns: _,
+        detail: snapshot_detail,
         host,
         topology,
         counters,
         probes,
+        // The kernel's own counts are node_exporter's to tell.
+        activity: _,
     } = snapshot;
     // The machine's own facts are node_exporter's to tell.
     let Host {
@@ -57,7 +62,7 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
     probes::add(probes, &mut families);
     host::add(topology, &mut families);
     lines::add_disks(topology, lines, counted, &mut families);
-    if each_line {
+    if each_line && *snapshot_detail == snapshot::Detail::Lines {
         each_line::add(lines, counted, &mut families);
     }
     lines::add_watched(lines, counted, &mut families);

@@ -9,12 +9,13 @@ use std::{
 use nix::time::{ClockId, clock_gettime};
 
 use super::{
-    Counters, Host, LineCounts, LineKind, Snapshot,
+    Counters, Detail, Host, LineCounts, LineKind, Snapshot,
     source::{SnapshotError, SnapshotSource, SourceOptions},
 };
 use crate::{
     host::{
         self, Roots, TopologyIndex,
+        activity::Activity,
         topology::{DiskPath, PciAddress, Topology},
     },
     probes::{Options, Sizes, Tracer, messages},
@@ -26,11 +27,13 @@ pub struct Live {
     tracer: Tracer,
     roots: Roots,
     host: Host,
+    activity: bool,
+    counting_since_ns: Option<u64>,
     owners: Mutex<Owners>,
 }
 
 impl Live {
-    fn new(tracer: Tracer, roots: Roots, possible_cpus: u32) -> Self {
+    fn new(tracer: Tracer, roots: Roots, possible_cpus: u32, activity: bool) -> Self {
         let kernel = std::fs::read_to_string(roots.procfs.join("sys/kernel/osrelease"));
         let host = Host {
             kernel: kernel.unwrap_or_default().trim().to_owned(),
@@ -40,6 +43,8 @@ impl Live {
             tracer,
             roots,
             host,
+            activity,
+            counting_since_ns: now_ns().ok(),
             owners: Mutex::new(Owners::default()),
         }
     }
@@ -53,6 +58,7 @@ impl Live {
             roots,
             also_lines,
             level,
+            activity,
         } = options;
         let possible_cpus = host::possible_cpus(roots)?;
         let tracer = Tracer::load(Options {
@@ -65,7 +71,7 @@ impl Live {
             messages::pass_on(logger)?;
         }
         tracer.attach();
-        Ok(Self::new(tracer, roots.clone(), possible_cpus))
+        Ok(Self::new(tracer, roots.clone(), possible_cpus, *activity))
     }
 
     fn owners(&self) -> MutexGuard<'_, Owners> {
@@ -76,17 +82,24 @@ impl Live {
 
 impl SnapshotSource for Live {
     fn snapshot(&self) -> Result<Snapshot, SnapshotError> {
-        let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map_err(SnapshotError::new)?;
+        let taken_ns = now_ns().map_err(SnapshotError::new)?;
         let mut counters = self.tracer.counters();
         let probes = self.tracer.probes();
         let mut owners = self.owners();
         owners.assign(&mut counters, || host::read(&self.roots));
+        let topology = owners.topology.clone().unwrap_or_default();
+        let activity = self
+            .activity
+            .then(|| Activity::read(&self.roots, &topology));
         Ok(Snapshot {
-            taken_ns: std::time::Duration::from(now).as_nanos() as u64,
+            taken_ns,
+            counting_since_ns: self.counting_since_ns,
+            detail: Detail::Lines,
             host: self.host.clone(),
-            topology: owners.topology.clone().unwrap_or_default(),
+            topology,
             counters,
             probes,
+            activity,
         })
     }
 
@@ -98,6 +111,12 @@ impl SnapshotSource for Live {
         self.tracer.raise_generation();
         self.owners().changed(|| self.tracer.counters().lines);
     }
+}
+
+/// `CLOCK_BOOTTIME`, in nanoseconds.
+fn now_ns() -> nix::Result<u64> {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME)?;
+    Ok(std::time::Duration::from(now).as_nanos() as u64)
 }
 
 /// A line: interrupt number and action name.
@@ -339,6 +358,9 @@ mod tests {
             controller: Some(PciAddress("0000:97:00.5".into())),
             model: None,
             numa_node: None,
+            iommu: None,
+            link: None,
+            port: None,
             namespaces: Vec::new(),
             queues: Vec::new(),
             lines: Vec::new(),

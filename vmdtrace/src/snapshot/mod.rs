@@ -1,14 +1,19 @@
 //! The one waist: a [`Snapshot`] is everything known of a host at one moment.
-//! Metrics, tables and (later) recordings and findings are computed from
+//! Metrics, tables, recordings and (later) findings are computed from
 //! Snapshots alone. Totals are computed here from their parts, never kept
 //! twice.
 
+mod counts;
 pub mod live;
 pub mod probes;
+pub mod recording;
 pub mod source;
+mod sums;
+pub mod window;
 
 use serde::{Deserialize, Serialize};
 
+use crate::host::activity::Activity;
 use crate::host::topology::{DiskPath, PciAddress, Topology};
 
 /// What a watched interrupt line is.
@@ -172,13 +177,34 @@ pub struct Host {
     pub possible_cpus: u32,
 }
 
+/// How finely a Snapshot tells interrupt lines apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Detail {
+    /// Every line by itself, and the activity of every CPU.
+    #[default]
+    Lines,
+    /// The lines of each owner summed (see [`Snapshot::sums`]).
+    Sums,
+}
+
 /// Everything known of a host at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Monotonic time (`CLOCK_BOOTTIME`) at which the counters were read.
     pub taken_ns: u64,
+    /// When counting began, on the same clock: two Snapshots of one run have
+    /// the same. Absent where it is not known.
+    #[serde(default)]
+    pub counting_since_ns: Option<u64>,
+    #[serde(default)]
+    pub detail: Detail,
     pub host: Host,
     pub topology: Topology,
     pub counters: Counters,
     pub probes: Vec<Probe>,
+    /// What the kernel itself counted; only where it was asked for
+    /// ([`SourceOptions::activity`](source::SourceOptions)).
+    #[serde(default)]
+    pub activity: Option<Activity>,
 }

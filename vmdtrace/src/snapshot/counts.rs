@@ -1,0 +1,248 @@
+//! Everything that rises, by name: what sums and differences go through.
+//!
+//! Structs are taken apart without `..`, so that a counter added to one of them
+//! cannot be left out of a sum or a difference.
+
+use super::{CpuCounts, LineCounts, Probe};
+use crate::host::activity::{CpuActivity, CpuTimes, DiskActivity, IdleUsage};
+
+/// Makes a new count out of this one and another's; gets the count's name.
+pub(super) type Combine<'a> = dyn FnMut(&'static str, u64, u64) -> u64 + 'a;
+
+/// Something with counters.
+pub(super) trait Counts {
+    /// Replaces every counter by what `combine` makes of it and its like in
+    /// `other`. One that either side does not have is absent afterwards.
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>);
+}
+
+fn each<const N: usize>(counts: [(&'static str, &mut u64, u64); N], combine: &mut Combine<'_>) {
+    for (name, count, other) in counts {
+        *count = combine(name, *count, other);
+    }
+}
+
+fn optional(
+    name: &'static str,
+    count: &mut Option<u64>,
+    other: Option<u64>,
+    combine: &mut Combine<'_>,
+) {
+    *count = match (*count, other) {
+        (Some(count), Some(other)) => Some(combine(name, count, other)),
+        _ => None,
+    };
+}
+
+impl Counts for LineCounts {
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        let Self {
+            irq: _,
+            action: _,
+            kind: _,
+            controller: _,
+            disk: _,
+            path: _,
+            parent_irq: _,
+            depth0_runs,
+            nested_runs,
+            unhandled_runs,
+            repeated_runs,
+            inclusive_ns,
+            self_ns,
+            completions,
+            child_runs,
+            child_unhandled_runs,
+            child_completions,
+        } = self;
+        each(
+            [
+                ("depth0_runs", depth0_runs, other.depth0_runs),
+                ("nested_runs", nested_runs, other.nested_runs),
+                ("unhandled_runs", unhandled_runs, other.unhandled_runs),
+                ("inclusive_ns", inclusive_ns, other.inclusive_ns),
+                ("self_ns", self_ns, other.self_ns),
+                ("completions", completions, other.completions),
+                ("child_runs", child_runs, other.child_runs),
+                (
+                    "child_unhandled_runs",
+                    child_unhandled_runs,
+                    other.child_unhandled_runs,
+                ),
+                (
+                    "child_completions",
+                    child_completions,
+                    other.child_completions,
+                ),
+            ],
+            combine,
+        );
+        optional("repeated_runs", repeated_runs, other.repeated_runs, combine);
+    }
+}
+
+impl Counts for CpuCounts {
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        let Self {
+            cpu: _,
+            interrupt_ns,
+            depth0_runs,
+            completions_outside,
+            unassigned_runs,
+            unassigned_completions,
+            lost_frames,
+            unmatched_exits,
+            overflowed_runs,
+            unreadable_actions,
+            out_of_range_runs,
+        } = self;
+        each(
+            [
+                ("interrupt_ns", interrupt_ns, other.interrupt_ns),
+                ("depth0_runs", depth0_runs, other.depth0_runs),
+                (
+                    "completions_outside",
+                    completions_outside,
+                    other.completions_outside,
+                ),
+                ("unassigned_runs", unassigned_runs, other.unassigned_runs),
+                (
+                    "unassigned_completions",
+                    unassigned_completions,
+                    other.unassigned_completions,
+                ),
+                ("lost_frames", lost_frames, other.lost_frames),
+                ("unmatched_exits", unmatched_exits, other.unmatched_exits),
+                ("overflowed_runs", overflowed_runs, other.overflowed_runs),
+                (
+                    "unreadable_actions",
+                    unreadable_actions,
+                    other.unreadable_actions,
+                ),
+                (
+                    "out_of_range_runs",
+                    out_of_range_runs,
+                    other.out_of_range_runs,
+                ),
+            ],
+            combine,
+        );
+    }
+}
+
+impl Counts for Probe {
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        let Self {
+            name: _,
+            state: _,
+            mechanism: _,
+            reason: _,
+            missed_runs,
+            runs,
+        } = self;
+        optional("missed_runs", missed_runs, other.missed_runs, combine);
+        optional("runs", runs, other.runs, combine);
+    }
+}
+
+impl Counts for CpuTimes {
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        let Self {
+            user,
+            nice,
+            system,
+            idle,
+            iowait,
+            irq,
+            softirq,
+            steal,
+        } = self;
+        each(
+            [
+                ("user", user, other.user),
+                ("nice", nice, other.nice),
+                ("system", system, other.system),
+                ("idle", idle, other.idle),
+                ("iowait", iowait, other.iowait),
+                ("irq", irq, other.irq),
+                ("softirq", softirq, other.softirq),
+                ("steal", steal, other.steal),
+            ],
+            combine,
+        );
+    }
+}
+
+impl Counts for IdleUsage {
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        let Self { entries, time_us } = self;
+        each(
+            [
+                ("entries", entries, other.entries),
+                ("time_us", time_us, other.time_us),
+            ],
+            combine,
+        );
+    }
+}
+
+impl Counts for CpuActivity {
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        let Self {
+            cpu: _,
+            times,
+            block_softirqs,
+            idle,
+        } = self;
+        times.combine(&other.times, combine);
+        optional(
+            "block_softirqs",
+            block_softirqs,
+            other.block_softirqs,
+            combine,
+        );
+        if idle.len() == other.idle.len() {
+            for (usage, other) in idle.iter_mut().zip(&other.idle) {
+                usage.combine(other, combine);
+            }
+        } else {
+            // Other states than before: nothing tells which is which.
+            idle.clear();
+        }
+    }
+}
+
+impl Counts for DiskActivity {
+    /// All but `in_flight`, which is no counter.
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        let Self {
+            name: _,
+            reads,
+            reads_merged,
+            read_sectors,
+            read_ms,
+            writes,
+            writes_merged,
+            written_sectors,
+            write_ms,
+            in_flight: _,
+            busy_ms,
+            in_flight_ms,
+        } = self;
+        each(
+            [
+                ("reads", reads, other.reads),
+                ("reads_merged", reads_merged, other.reads_merged),
+                ("read_sectors", read_sectors, other.read_sectors),
+                ("read_ms", read_ms, other.read_ms),
+                ("writes", writes, other.writes),
+                ("writes_merged", writes_merged, other.writes_merged),
+                ("written_sectors", written_sectors, other.written_sectors),
+                ("write_ms", write_ms, other.write_ms),
+                ("busy_ms", busy_ms, other.busy_ms),
+                ("in_flight_ms", in_flight_ms, other.in_flight_ms),
+            ],
+            combine,
+        );
+    }
+}
