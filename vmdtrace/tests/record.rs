@@ -2,6 +2,7 @@
 //! the host. One test only: signals belong to the whole process.
 
 #![expect(
+    clippy::panic,
     clippy::unwrap_used,
     reason = "tests may; clippy's own exemption leaves out their helpers"
 )]

@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn small_noise_takes_few_bits() {
         // Changes of 1000 and up to 15 more or less: five bits each at best.
-        let mut noise = (0_u64..).map(|n| (n * 2_654_435_761 >> 7) % 31);
+        let mut noise = (0_u64..).map(|n| ((n * 2_654_435_761) >> 7) % 31);
         let mut value = vec![0_u64; 800];
         let mut rows = vec![value.clone()];
         for _ in 0..3 {

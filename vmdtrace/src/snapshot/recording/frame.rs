@@ -26,7 +26,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    fn from_byte(byte: u8) -> Self {
+    pub(super) fn from_byte(byte: u8) -> Self {
         match byte {
             b'H' => Self::Header,
             b'F' => Self::Facts,
@@ -37,7 +37,7 @@ impl Kind {
         }
     }
 
-    fn byte(self) -> u8 {
+    pub(super) fn byte(self) -> u8 {
         match self {
             Self::Header => b'H',
             Self::Facts => b'F',

@@ -10,6 +10,8 @@
 
 mod columns;
 mod frame;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod read;
 mod replay;
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Reading a recording, whatever is in the file.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read as _};
 use std::path::Path;
 
 use super::frame::{self, FrameError, Kind};
@@ -11,7 +11,7 @@ use crate::host::topology::Topology;
 use crate::snapshot::{Host, Snapshot};
 
 /// Longest first line: the magic and a number.
-const MAX_FIRST_LINE: usize = 40;
+const MAX_FIRST_LINE: u64 = 40;
 
 /// Why a file is no recording that can be read.
 #[derive(Debug, thiserror::Error)]
@@ -82,8 +82,8 @@ impl Reader<BufReader<File>> {
     }
 }
 
-impl<R: Read> Reader<R> {
-    /// Reads the beginning. Give it something buffered.
+impl<R: BufRead> Reader<R> {
+    /// Reads the beginning.
     ///
     /// # Errors
     /// When it is no recording, one of a newer format, or ends too early.
@@ -213,23 +213,20 @@ fn stream_and_rest(content: &[u8]) -> Result<(usize, &[u8]), &'static str> {
 }
 
 /// Checks the first line; how many bytes it has.
-fn first_line(input: &mut impl Read) -> Result<u64, ReadError> {
+fn first_line(input: &mut impl BufRead) -> Result<u64, ReadError> {
     let mut line = Vec::new();
-    for byte in input.by_ref().take(MAX_FIRST_LINE as u64).bytes() {
-        match byte? {
-            b'\n' => {
-                let text = String::from_utf8_lossy(&line);
-                let version = text
-                    .strip_prefix(MAGIC)
-                    .and_then(|version| version.parse::<u32>().ok());
-                return match version {
-                    Some(1..=VERSION) => Ok(line.len() as u64 + 1),
-                    Some(newer @ 2..) => Err(ReadError::Newer(newer)),
-                    Some(0) | None => Err(ReadError::NotARecording),
-                };
-            }
-            byte => line.push(byte),
-        }
+    input
+        .by_ref()
+        .take(MAX_FIRST_LINE)
+        .read_until(b'\n', &mut line)?;
+    let text = String::from_utf8_lossy(&line);
+    let version = text
+        .strip_prefix(MAGIC)
+        .and_then(|rest| rest.strip_suffix('\n'))
+        .and_then(|version| version.parse::<u32>().ok());
+    match version {
+        Some(1..=VERSION) => Ok(line.len() as u64),
+        Some(newer @ 2..) => Err(ReadError::Newer(newer)),
+        Some(0) | None => Err(ReadError::NotARecording),
     }
-    Err(ReadError::NotARecording)
 }

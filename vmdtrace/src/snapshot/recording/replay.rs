@@ -1,6 +1,6 @@
 //! A recording in the place of a running host.
 
-use std::io::Read;
+use std::io::BufRead;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ struct State<R> {
     next: Option<Snapshot>,
 }
 
-impl<R: Read> Replay<R> {
+impl<R: BufRead> Replay<R> {
     /// Plays `speed` times as fast as it was recorded, from the first time
     /// somebody asks.
     ///
@@ -48,7 +48,7 @@ impl<R: Read> Replay<R> {
     }
 }
 
-impl<R: Read> State<R> {
+impl<R: BufRead> State<R> {
     /// Moves on to what was the newest so long after the first Snapshot.
     fn advance(&mut self, elapsed_ns: f64) -> Result<(), ReadError> {
         while let Some(next) = self
@@ -71,7 +71,7 @@ impl<R: Read> State<R> {
     }
 }
 
-impl<R: Read + Send> SnapshotSource for Replay<R> {
+impl<R: BufRead + Send> SnapshotSource for Replay<R> {
     fn snapshot(&self) -> Result<Snapshot, SnapshotError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let started = *state.started.get_or_insert_with(Instant::now);
