@@ -16,6 +16,7 @@
 
 pub mod cli;
 pub mod commands;
+pub mod diagnose;
 pub mod host;
 pub mod logging;
 pub mod metrics;

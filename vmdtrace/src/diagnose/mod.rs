@@ -1,0 +1,360 @@
+//! Why the I/O rate is what it is: explanations, each judged by the numbers of
+//! a [`Window`](crate::snapshot::window::Window), or of two, and by nothing
+//! else. docs/diagnosis.md has a chapter for each.
+//!
+//! One file for each explanation; [`picture`] has what they judge by,
+//! [`thresholds`] where they turn.
+
+mod h0_load;
+mod h1_cpu_time;
+mod h2_batching;
+mod h3_placement;
+mod h4_device;
+mod h5_queues;
+mod h6_idle;
+mod h7_iommu;
+mod h8_kernel;
+mod h9_link;
+pub mod picture;
+pub mod recorded;
+pub mod thresholds;
+
+#[cfg(test)]
+mod cases;
+#[cfg(test)]
+mod matrix;
+#[cfg(test)]
+mod scene;
+#[cfg(test)]
+mod tests;
+
+use serde::Serialize;
+
+use picture::{Group, Picture, Serving};
+use thresholds::Thresholds;
+
+/// What the numbers say of an explanation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// They are as it predicts, and it matters.
+    Supported,
+    /// They do not exclude it.
+    Possible,
+    /// They are not as it predicts.
+    Contradicted,
+    /// What would tell is not in them.
+    NotMeasured,
+}
+
+impl Verdict {
+    /// In words, the same everywhere it is shown.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Supported => "supported",
+            Self::Possible => "possible",
+            Self::Contradicted => "contradicted",
+            Self::NotMeasured => "not measured",
+        }
+    }
+}
+
+/// A number that a verdict was reached by.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Number {
+    pub name: &'static str,
+    pub value: f64,
+    pub unit: &'static str,
+}
+
+/// Something to do, and what it costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Remedy {
+    pub what: &'static str,
+    pub price: &'static str,
+}
+
+/// What one explanation is worth for one controller.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Finding {
+    /// Stable; an anchor in docs/diagnosis.md.
+    pub id: &'static str,
+    pub title: &'static str,
+    /// The controller's address, or `direct`.
+    pub of: String,
+    pub verdict: Verdict,
+    pub why: String,
+    pub numbers: Vec<Number>,
+    /// What would tell more.
+    pub to_settle: Option<&'static str>,
+    /// For what is supported or possible.
+    pub remedies: &'static [Remedy],
+}
+
+/// A whole diagnosis.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Diagnosis {
+    pub picture: Picture,
+    /// The one compared with: the one with more I/O per disk.
+    pub faster: Option<Picture>,
+    /// Best supported first.
+    pub findings: Vec<Finding>,
+}
+
+impl Diagnosis {
+    /// Judges one window by itself.
+    #[must_use]
+    pub fn of(picture: Picture, thresholds: &Thresholds) -> Self {
+        let findings = picture
+            .groups
+            .iter()
+            .filter(|group| !group.disks.is_empty())
+            .flat_map(|group| {
+                judge(&Case {
+                    picture: &picture,
+                    group,
+                    faster: None,
+                    thresholds,
+                })
+            })
+            .collect();
+        Self {
+            findings: ranked(findings),
+            picture,
+            faster: None,
+        }
+    }
+
+    /// Judges the window with less I/O per disk, with the other to compare it
+    /// with. A group is compared with the one of the same name, or with the
+    /// only other one.
+    #[must_use]
+    pub fn of_two(one: Picture, other: Picture, thresholds: &Thresholds) -> Self {
+        let per_disk = |picture: &Picture| {
+            let groups = picture.groups.iter();
+            groups.filter_map(Group::iops_per_disk).fold(0.0, f64::max)
+        };
+        let (slower, faster) = if per_disk(&one) <= per_disk(&other) {
+            (one, other)
+        } else {
+            (other, one)
+        };
+        let with_disks = |picture: &'_ Picture| -> Vec<Group> {
+            let groups = picture.groups.iter();
+            let with_disks = groups.filter(|group| !group.disks.is_empty());
+            with_disks.cloned().collect()
+        };
+        let (groups, counterparts) = (with_disks(&slower), with_disks(&faster));
+        let mut findings = Vec::new();
+        for group in &groups {
+            let counterpart = match &counterparts[..] {
+                [only] if groups.len() == 1 => Some(only),
+                _ => counterparts.iter().find(|it| it.name == group.name),
+            };
+            findings.extend(judge(&Case {
+                picture: &slower,
+                group,
+                faster: counterpart.map(|group| (&faster, group)),
+                thresholds,
+            }));
+        }
+        Self {
+            findings: ranked(findings),
+            picture: slower,
+            faster: Some(faster),
+        }
+    }
+
+    /// What is supported.
+    pub fn supported(&self) -> impl Iterator<Item = &Finding> {
+        let findings = self.findings.iter();
+        findings.filter(|finding| finding.verdict == Verdict::Supported)
+    }
+}
+
+/// An explanation: how it is called and judged.
+struct Explanation {
+    id: &'static str,
+    title: &'static str,
+    judge: fn(&Case<'_>) -> Judgement,
+    /// Whether it says anything of a controller without I/O.
+    of_idle: bool,
+    remedies: &'static [Remedy],
+}
+
+/// Every explanation. Among equal verdicts this is the ranking: what makes
+/// others happen comes first.
+const EXPLANATIONS: [&Explanation; 10] = [
+    &h9_link::EXPLANATION,
+    &h0_load::EXPLANATION,
+    &h5_queues::EXPLANATION,
+    &h3_placement::EXPLANATION,
+    &h1_cpu_time::EXPLANATION,
+    &h2_batching::EXPLANATION,
+    &h4_device::EXPLANATION,
+    &h7_iommu::EXPLANATION,
+    &h6_idle::EXPLANATION,
+    &h8_kernel::EXPLANATION,
+];
+
+/// What is judged.
+#[derive(Clone, Copy)]
+struct Case<'a> {
+    picture: &'a Picture,
+    group: &'a Group,
+    /// The window with more I/O per disk, and the same group in it.
+    faster: Option<(&'a Picture, &'a Group)>,
+    thresholds: &'a Thresholds,
+}
+
+/// Whether CPUs that serve interrupts have time left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Time {
+    Left,
+    Between,
+    Out,
+    Unknown,
+}
+
+impl<'a> Case<'a> {
+    fn serving(&self) -> Option<&'a Serving> {
+        self.group.serving.as_ref()
+    }
+
+    fn time_of(&self, busy: Option<f64>) -> Time {
+        match busy {
+            None => Time::Unknown,
+            Some(busy) if busy >= self.thresholds.cpu_full => Time::Out,
+            Some(busy) if busy < self.thresholds.cpu_free => Time::Left,
+            Some(_) => Time::Between,
+        }
+    }
+
+    /// Of the serving CPUs together.
+    fn time(&self) -> Time {
+        self.time_of(self.serving().and_then(|serving| serving.busy))
+    }
+
+    /// Latency against that of the faster window, of the same kind.
+    fn latency_growth(&self) -> Option<f64> {
+        let (_, faster) = self.faster?;
+        let sampled = self.group.completion_us.zip(faster.completion_us);
+        let (slow, fast) = sampled.or_else(|| self.group.latency_us.zip(faster.latency_us))?;
+        (fast > 0.0).then(|| slow / fast)
+    }
+
+    /// Requests in flight per disk against those of the faster window.
+    fn in_flight_ratio(&self) -> Option<f64> {
+        let (_, faster) = self.faster?;
+        let (slow, fast) = self
+            .group
+            .in_flight_per_disk()
+            .zip(faster.in_flight_per_disk())?;
+        (fast > 0.0).then(|| slow / fast)
+    }
+}
+
+/// What a rule says.
+#[derive(Clone, Debug)]
+struct Judgement {
+    verdict: Verdict,
+    why: String,
+    numbers: Vec<Number>,
+    to_settle: Option<&'static str>,
+}
+
+impl Judgement {
+    fn new(verdict: Verdict, why: impl Into<String>) -> Self {
+        Self {
+            verdict,
+            why: why.into(),
+            numbers: Vec::new(),
+            to_settle: None,
+        }
+    }
+
+    fn supported(why: impl Into<String>) -> Self {
+        Self::new(Verdict::Supported, why)
+    }
+
+    fn possible(why: impl Into<String>, to_settle: &'static str) -> Self {
+        Self::new(Verdict::Possible, why).settled_by(to_settle)
+    }
+
+    fn contradicted(why: impl Into<String>) -> Self {
+        Self::new(Verdict::Contradicted, why)
+    }
+
+    fn not_measured(why: impl Into<String>, to_settle: &'static str) -> Self {
+        Self::new(Verdict::NotMeasured, why).settled_by(to_settle)
+    }
+
+    fn settled_by(mut self, to_settle: &'static str) -> Self {
+        self.to_settle = Some(to_settle);
+        self
+    }
+
+    /// With a number, where it is known.
+    fn with(mut self, name: &'static str, value: Option<f64>, unit: &'static str) -> Self {
+        if let Some(value) = value {
+            self.numbers.push(Number { name, value, unit });
+        }
+        self
+    }
+}
+
+fn judge(case: &Case<'_>) -> Vec<Finding> {
+    EXPLANATIONS
+        .iter()
+        .map(|explanation| {
+            let judgement = match case.group.iops {
+                None if !explanation.of_idle => Judgement::not_measured(
+                    "the I/O of its disks is not counted",
+                    "the kernel's counts of block devices, or the probe nvme_sq",
+                ),
+                Some(iops) if iops < case.thresholds.least_iops && !explanation.of_idle => {
+                    Judgement::not_measured(
+                        format!("{iops:.0} I/Os per second are too few to say anything"),
+                        "a window under load",
+                    )
+                }
+                _ => (explanation.judge)(case),
+            };
+            let Judgement {
+                verdict,
+                why,
+                numbers,
+                to_settle,
+            } = judgement;
+            Finding {
+                id: explanation.id,
+                title: explanation.title,
+                of: case.group.name.clone(),
+                verdict,
+                why,
+                numbers,
+                to_settle,
+                remedies: match verdict {
+                    Verdict::Supported | Verdict::Possible => explanation.remedies,
+                    Verdict::Contradicted | Verdict::NotMeasured => &[],
+                },
+            }
+        })
+        .collect()
+}
+
+/// Best supported first; otherwise they stay in the order they are in.
+fn ranked(mut findings: Vec<Finding>) -> Vec<Finding> {
+    findings.sort_by_key(|finding| finding.verdict);
+    findings
+}
+
+/// A share as people write it.
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+/// What would tell how busy the CPUs are.
+const NEEDS_CPUS: &str = "interrupts counted per CPU and the kernel's times of each CPU: \
+                          `vmdtrace record --lines` or a live `vmdtrace diagnose`";

@@ -1,0 +1,103 @@
+//! The windows of a recording.
+
+use std::io::BufRead;
+
+use crate::snapshot::recording::{Ending, ReadError, Reader};
+use crate::snapshot::window::{Window, WindowError};
+use crate::snapshot::{Detail, Snapshot};
+
+/// A recording as one window, and how its parts differ.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    /// From its first whole Snapshot to its last; of sums where there are no
+    /// two whole ones.
+    pub window: Window,
+    /// I/Os per second of all block devices of NVMe disks, from each Snapshot to
+    /// the next.
+    pub rates: Vec<f64>,
+    /// Set where the file does not end as it should.
+    pub ending: Option<Ending>,
+}
+
+/// Why a recording says nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordedError {
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    #[error("it has a single snapshot: a diagnosis needs two")]
+    Single,
+    #[error(transparent)]
+    Window(#[from] WindowError),
+}
+
+impl Recorded {
+    /// Reads all of it; holds a few Snapshots at a time.
+    ///
+    /// # Errors
+    /// When the file is none, has less than two Snapshots, or they are not of
+    /// one run.
+    pub fn read<R: BufRead>(mut reader: Reader<R>) -> Result<Self, RecordedError> {
+        let (mut whole, mut any) = (Ends::default(), Ends::default());
+        let mut rates = Vec::new();
+        let mut before: Option<(u64, Option<u64>)> = None;
+        while let Some(snapshot) = reader.next_snapshot()? {
+            let now = (snapshot.taken_ns, ios(&snapshot));
+            if let Some(before) = before {
+                rates.extend(rate(before, now));
+            }
+            before = Some(now);
+            if snapshot.detail == Detail::Lines {
+                whole.add(&snapshot);
+            }
+            any.add(&snapshot);
+        }
+        let ends = whole.both().or_else(|| any.both());
+        let (first, last) = ends.ok_or(match any.first {
+            Some(_) => RecordedError::Single,
+            None => RecordedError::Read(ReadError::Empty),
+        })?;
+        Ok(Self {
+            window: Window::between(first, last)?,
+            rates,
+            ending: match reader.ending() {
+                Some(ending @ (Ending::Cut { .. } | Ending::Damaged { .. })) => {
+                    Some(ending.clone())
+                }
+                Some(Ending::Whole(_)) | None => None,
+            },
+        })
+    }
+}
+
+/// The first Snapshot and the last.
+#[derive(Default)]
+struct Ends {
+    first: Option<Snapshot>,
+    last: Option<Snapshot>,
+}
+
+impl Ends {
+    fn add(&mut self, snapshot: &Snapshot) {
+        if self.first.is_none() {
+            self.first = Some(snapshot.clone());
+        } else {
+            self.last = Some(snapshot.clone());
+        }
+    }
+
+    fn both(&self) -> Option<(&Snapshot, &Snapshot)> {
+        self.first.as_ref().zip(self.last.as_ref())
+    }
+}
+
+fn ios(snapshot: &Snapshot) -> Option<u64> {
+    let disks = snapshot.activity.as_ref()?.disks.iter();
+    Some(disks.fold(0, |sum: u64, disk| {
+        sum.saturating_add(disk.reads).saturating_add(disk.writes)
+    }))
+}
+
+fn rate(before: (u64, Option<u64>), now: (u64, Option<u64>)) -> Option<f64> {
+    let seconds = now.0.checked_sub(before.0).filter(|&ns| ns > 0)? as f64 / 1e9;
+    Some(now.1?.checked_sub(before.1?)? as f64 / seconds)
+}
