@@ -302,7 +302,7 @@ fn a_full_disk_is_an_error() {
 #[test]
 fn an_hour_is_small() {
     /// Enough to know the size of the rest.
-    const SECONDS: u64 = 40;
+    const SECONDS: u64 = 20;
     for (disks, cpus, vectors) in [(12, 6, 8), (12, 6, 0), (12, 64, 33), (12, 64, 0)] {
         let mut sizes = Vec::new();
         for (detail, limit) in [(Detail::Sums, 2_000_000), (Detail::Lines, 20_000_000)] {
