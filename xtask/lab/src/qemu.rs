@@ -54,8 +54,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) iommu: Iommu,
     /// See [`crate::GuestConfig::counts_instructions`].
     pub(crate) counts_instructions: bool,
-    /// NVMe disks of QEMU's own, not behind a VMD.
-    pub(crate) native_disks: u8,
+    /// Files that hold the data of NVMe disks of QEMU's own, not behind a VMD.
+    pub(crate) native_disks: &'a [PathBuf],
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
     pub(crate) kernel_arguments: &'a [String],
@@ -183,13 +183,14 @@ impl Machine<'_> {
     }
 
     fn add_native_disks(&self, qemu: &mut Command) {
-        for index in 0..self.native_disks {
+        for (index, file) in (0..).zip(self.native_disks) {
             let node = format!("native{index}");
             let back_end = serde_json::json!({
-                "driver": "null-co",
+                "driver": "file",
                 "node-name": node,
-                "size": 256 << 20,
-                "read-zeroes": true,
+                "filename": file,
+                // Nothing has to outlive the machine.
+                "cache": { "no-flush": true },
             });
             let serial = native_serial(index);
             qemu.args(["-blockdev", &back_end.to_string()])
@@ -216,7 +217,7 @@ mod tests {
             memory_mib: 1024,
             iommu: Iommu::Absent,
             counts_instructions: false,
-            native_disks: 0,
+            native_disks: &[],
             kernel: Path::new("/k"),
             initramfs: Path::new("/i"),
             kernel_arguments: &[],
@@ -274,7 +275,7 @@ mod tests {
     fn the_iommu_comes_before_what_it_serves() {
         let all = arguments(&Machine {
             iommu: Iommu::Translating,
-            native_disks: 2,
+            native_disks: &["/tmp/one.disk".into(), "/tmp/two.disk".into()],
             devices: vec!["/tmp/one".into()],
             ..machine()
         });
