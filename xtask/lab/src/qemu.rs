@@ -85,7 +85,10 @@ impl Machine<'_> {
         // interrupts come while it waits for ten of them (`check_timer` and
         // `timer_irq_works` in arch/x86/kernel/apic/io_apic.c), which happens on a
         // host with more to do than CPUs; there is no timer here to be tested.
-        let mut append = "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check".to_owned();
+        // The kernel says all it has to say, which costs nothing that can be measured, so
+        // that a hang before the agent shows where; systemd keeps quiet.
+        let mut append =
+            "console=ttyS0 quiet loglevel=7 panic=-1 mitigations=off no_timer_check".to_owned();
         append.push_str(self.iommu.kernel_arguments());
         for argument in self.kernel_arguments {
             append.push(' ');
@@ -298,7 +301,7 @@ mod tests {
         ));
         assert!(has("file,id=console,path=/tmp/a,,b/console"));
         assert!(has(
-            "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check nvme.poll_queues=1"
+            "console=ttyS0 quiet loglevel=7 panic=-1 mitigations=off no_timer_check nvme.poll_queues=1"
         ));
         let devices: Vec<serde_json::Value> = arguments
             .iter()
