@@ -21,7 +21,7 @@ use vmdtrace::commands::serve;
 use vmdtrace::host::topology::Topology;
 use vmdtrace::snapshot::source::{Level, SnapshotError, SnapshotSource};
 use vmdtrace::snapshot::{
-    Counters, Host, LineCounts, LineKind, Probe, ProbeState, Snapshot, probes,
+    Counters, Host, LineCounts, LineKind, Probe, ProbeState, RunCounts, Snapshot, probes,
 };
 
 /// Only a failure waits for this long.
@@ -79,16 +79,10 @@ fn vector() -> LineCounts {
         disk: None,
         path: None,
         parent_irq: None,
-        depth0_runs: 7,
-        nested_runs: 0,
-        unhandled_runs: 0,
-        repeated_runs: None,
-        inclusive_ns: 0,
-        self_ns: 0,
-        completions: 0,
-        child_runs: 0,
-        child_unhandled_runs: 0,
-        child_completions: 0,
+        counts: RunCounts {
+            depth0_runs: 7,
+            ..RunCounts::default()
+        },
     }
 }
 

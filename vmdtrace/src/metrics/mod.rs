@@ -12,7 +12,6 @@
 //! Every family is described in docs/metrics.md; a test compares the two.
 
 mod collector;
-mod each_line;
 mod family;
 mod host;
 mod lines;
@@ -56,10 +55,7 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
     let mut families = Vec::new();
     probes::add(probes, &mut families);
     host::add(topology, &mut families);
-    lines::add_disks(topology, lines, counted, &mut families);
-    if each_line {
-        each_line::add(lines, counted, &mut families);
-    }
+    lines::add_owned(topology, lines, each_line, counted, &mut families);
     lines::add_watched(lines, counted, &mut families);
     lines::add_cpus(cpus, counted, &mut families);
     families

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::host::{HostError, Roots};
 use crate::snapshot::{
-    Counters, CpuCounts, LineCounts, LineKind, Probe, ProbeState,
+    Counters, CpuCounts, LineCounts, LineKind, Probe, ProbeState, RunCounts,
     probes::{HANDLER_TIME, IRQ_HANDLER_ENTRY, IRQ_HANDLER_EXIT, NVME_SQ, REPEATED_RUNS},
     source::Level,
 };
@@ -575,16 +575,18 @@ fn line_counts(cell: &LineCell, cells: &[LineCell], repeats_known: bool) -> Line
         disk: None,
         path: None,
         parent_irq: parent.map(|parent| parent.irq),
-        depth0_runs,
-        nested_runs,
-        unhandled_runs,
-        repeated_runs: repeats_known.then_some(repeated_runs),
-        inclusive_ns,
-        self_ns,
-        completions,
-        child_runs,
-        child_unhandled_runs,
-        child_completions,
+        counts: RunCounts {
+            depth0_runs,
+            nested_runs,
+            unhandled_runs,
+            repeated_runs: repeats_known.then_some(repeated_runs),
+            inclusive_ns,
+            self_ns,
+            completions,
+            child_runs,
+            child_unhandled_runs,
+            child_completions,
+        },
     }
 }
 

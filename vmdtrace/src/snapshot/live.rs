@@ -9,7 +9,7 @@ use std::{
 use nix::time::{ClockId, clock_gettime};
 
 use super::{
-    Counters, Host, LineCounts, LineKind, Snapshot,
+    Counters, Host, LineCounts, LineKind, RunCounts, Snapshot,
     source::{SnapshotError, SnapshotSource, SourceOptions},
 };
 use crate::{
@@ -131,7 +131,7 @@ impl Owner {
 #[derive(Clone, Debug)]
 struct Tenancy {
     owner: Owner,
-    before: Option<LineCounts>,
+    before: Option<RunCounts>,
 }
 
 /// Who owns which line. Sysfs is read when devices came or went, and when a
@@ -149,7 +149,7 @@ struct Owners {
     past: HashMap<(LineKey, Owner), LineCounts>,
     /// All counts when the first change since the last reading was noticed: the
     /// line between an old and a new owner.
-    boundary: Option<HashMap<LineKey, LineCounts>>,
+    boundary: Option<HashMap<LineKey, RunCounts>>,
     /// Lines that the last reading did not know: not a reason to read again.
     unknown: HashSet<LineKey>,
 }
@@ -161,7 +161,7 @@ impl Owners {
             self.boundary = Some(
                 counts()
                     .into_iter()
-                    .map(|line| (key(&line), line))
+                    .map(|line| (key(&line), line.counts))
                     .collect(),
             );
         }
@@ -186,7 +186,7 @@ impl Owners {
             if let Some(Tenancy { owner, before }) = self.known.get(&key(line)) {
                 owner.label(line);
                 if let Some(before) = before {
-                    subtract(line, before);
+                    subtract(&mut line.counts, before);
                 }
             }
         }
@@ -226,15 +226,18 @@ impl Owners {
             // A line that the boundary does not have had no counts there.
             let until = match &self.boundary {
                 Some(boundary) => boundary.get(&key).cloned(),
-                None => Some(line.clone()),
+                None => Some(line.counts.clone()),
             };
             let Some(until) = until else {
                 tenancy.owner = owner;
                 continue;
             };
-            let mut served = until.clone();
+            let mut served = LineCounts {
+                counts: until.clone(),
+                ..line.clone()
+            };
             if let Some(before) = &tenancy.before {
-                subtract(&mut served, before);
+                subtract(&mut served.counts, before);
             }
             tenancy.owner.label(&mut served);
             let old = std::mem::replace(
@@ -245,7 +248,7 @@ impl Owners {
                 },
             );
             match self.past.entry((key, old.owner)) {
-                Entry::Occupied(mut past) => add(past.get_mut(), &served),
+                Entry::Occupied(mut past) => add(&mut past.get_mut().counts, &served.counts),
                 Entry::Vacant(past) => {
                     past.insert(served);
                 }
@@ -254,52 +257,12 @@ impl Owners {
     }
 }
 
-/// Applies `change` to every counter of `line` and its like in `other`.
-fn change(line: &mut LineCounts, other: &LineCounts, change: fn(u64, u64) -> u64) {
-    let LineCounts {
-        irq: _,
-        action: _,
-        kind: _,
-        controller: _,
-        disk: _,
-        path: _,
-        parent_irq: _,
-        depth0_runs,
-        nested_runs,
-        unhandled_runs,
-        repeated_runs,
-        inclusive_ns,
-        self_ns,
-        completions,
-        child_runs,
-        child_unhandled_runs,
-        child_completions,
-    } = line;
-    for (count, by) in [
-        (depth0_runs, other.depth0_runs),
-        (nested_runs, other.nested_runs),
-        (unhandled_runs, other.unhandled_runs),
-        (inclusive_ns, other.inclusive_ns),
-        (self_ns, other.self_ns),
-        (completions, other.completions),
-        (child_runs, other.child_runs),
-        (child_unhandled_runs, other.child_unhandled_runs),
-        (child_completions, other.child_completions),
-    ] {
-        *count = change(*count, by);
-    }
-    *repeated_runs = match (*repeated_runs, other.repeated_runs) {
-        (Some(count), Some(by)) => Some(change(count, by)),
-        _ => None,
-    };
+fn subtract(counts: &mut RunCounts, earlier: &RunCounts) {
+    *counts = counts.combine(earlier, u64::saturating_sub);
 }
 
-fn subtract(line: &mut LineCounts, earlier: &LineCounts) {
-    change(line, earlier, u64::saturating_sub);
-}
-
-fn add(line: &mut LineCounts, more: &LineCounts) {
-    change(line, more, u64::saturating_add);
+fn add(counts: &mut RunCounts, more: &RunCounts) {
+    *counts = counts.combine(more, u64::saturating_add);
 }
 
 #[cfg(test)]
@@ -318,16 +281,10 @@ mod tests {
             disk: None,
             path: None,
             parent_irq: None,
-            depth0_runs: 1,
-            nested_runs: 0,
-            unhandled_runs: 0,
-            repeated_runs: None,
-            inclusive_ns: 0,
-            self_ns: 0,
-            completions: 0,
-            child_runs: 0,
-            child_unhandled_runs: 0,
-            child_completions: 0,
+            counts: RunCounts {
+                depth0_runs: 1,
+                ..RunCounts::default()
+            },
         }
     }
 
@@ -417,7 +374,7 @@ mod tests {
                 (
                     line.controller.as_ref().map(|it| it.0.as_str()),
                     line.path,
-                    line.depth0_runs,
+                    line.counts.depth0_runs,
                 )
             })
             .collect();
@@ -432,7 +389,7 @@ mod tests {
         direct.disks[0].path = DiskPath::Direct;
         let counted = |runs| {
             let mut line = line(40, "nvme0q1", LineKind::Nvme);
-            line.depth0_runs = runs;
+            line.counts.depth0_runs = runs;
             vec![line]
         };
         let mut owners = Owners::default();
@@ -473,7 +430,7 @@ mod tests {
             counters
                 .lines
                 .iter()
-                .map(|line| line.depth0_runs)
+                .map(|line| line.counts.depth0_runs)
                 .sum::<u64>(),
             20
         );

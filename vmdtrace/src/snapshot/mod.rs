@@ -25,8 +25,8 @@ pub enum LineKind {
     Watched,
 }
 
-/// The counters of one line: an (interrupt number, action name) pair.
-/// Every count rises from the moment the programs were attached.
+/// A line, that is an (interrupt number, action name) pair, its owner, and what
+/// was counted on it from the moment the programs were attached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LineCounts {
     pub irq: u32,
@@ -41,6 +41,12 @@ pub struct LineCounts {
     pub path: Option<DiskPath>,
     /// The VMD vector it last ran in.
     pub parent_irq: Option<u32>,
+    pub counts: RunCounts,
+}
+
+/// What was counted on a line.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunCounts {
     /// Handler runs that no watched handler was running around.
     pub depth0_runs: u64,
     /// Handler runs inside another watched handler, such as a VMD vector's.
@@ -62,6 +68,40 @@ pub struct LineCounts {
     pub child_completions: u64,
 }
 
+impl RunCounts {
+    /// Every counter of the two combined by `change`, one by one.
+    #[must_use]
+    pub fn combine(&self, other: &Self, change: fn(u64, u64) -> u64) -> Self {
+        // Taken apart, so that a counter cannot be forgotten.
+        let Self {
+            depth0_runs,
+            nested_runs,
+            unhandled_runs,
+            repeated_runs,
+            inclusive_ns,
+            self_ns,
+            completions,
+            child_runs,
+            child_unhandled_runs,
+            child_completions,
+        } = self;
+        Self {
+            depth0_runs: change(*depth0_runs, other.depth0_runs),
+            nested_runs: change(*nested_runs, other.nested_runs),
+            unhandled_runs: change(*unhandled_runs, other.unhandled_runs),
+            repeated_runs: repeated_runs
+                .zip(other.repeated_runs)
+                .map(|(ours, theirs)| change(ours, theirs)),
+            inclusive_ns: change(*inclusive_ns, other.inclusive_ns),
+            self_ns: change(*self_ns, other.self_ns),
+            completions: change(*completions, other.completions),
+            child_runs: change(*child_runs, other.child_runs),
+            child_unhandled_runs: change(*child_unhandled_runs, other.child_unhandled_runs),
+            child_completions: change(*child_completions, other.child_completions),
+        }
+    }
+}
+
 impl LineCounts {
     /// Runs on behalf of a hardware interrupt of this very line. A child behind
     /// a remapping controller has none: at depth 0 it was re-sent by software.
@@ -70,7 +110,7 @@ impl LineCounts {
         if self.is_remapped_child() {
             0
         } else {
-            self.depth0_runs
+            self.counts.depth0_runs
         }
     }
 
@@ -78,16 +118,33 @@ impl LineCounts {
     #[must_use]
     pub fn resent_runs(&self) -> u64 {
         if self.is_remapped_child() {
-            self.depth0_runs
+            self.counts.depth0_runs
         } else {
             0
+        }
+    }
+
+    /// Of the hardware interrupts, runs that the kernel repeated. A re-sent run
+    /// moves no interrupt count either, but it is no hardware interrupt to begin
+    /// with.
+    #[must_use]
+    pub fn repeated_interrupts(&self) -> u64 {
+        if self.is_remapped_child() {
+            0
+        } else {
+            self.counts.repeated_runs.unwrap_or(0)
         }
     }
 
     /// All runs of the handler.
     #[must_use]
     pub fn runs(&self) -> u64 {
-        self.depth0_runs.saturating_add(self.nested_runs)
+        let RunCounts {
+            depth0_runs,
+            nested_runs,
+            ..
+        } = self.counts;
+        depth0_runs.saturating_add(nested_runs)
     }
 
     #[must_use]

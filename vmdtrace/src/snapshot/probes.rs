@@ -61,7 +61,7 @@ impl Snapshot {
                 && matches!(state(HANDLER_TIME), None | Some(ProbeState::Attached)),
             // One line that cannot tell makes every sum unknown.
             repeated_runs: interrupts
-                && lines.iter().all(|line| line.repeated_runs.is_some())
+                && lines.iter().all(|line| line.counts.repeated_runs.is_some())
                 && state(REPEATED_RUNS) == Some(ProbeState::Attached),
             // Not applicable: no NVMe driver is loaded, so nothing completes.
             completions: matches!(

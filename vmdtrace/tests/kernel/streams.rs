@@ -88,14 +88,17 @@ fn lines(counters: &Counters) -> BTreeMap<(u32, String), model::Line> {
                     LineKind::OtherChild => kind::OTHER_CHILD,
                     LineKind::Watched => kind::WATCHED,
                 },
-                depth0_runs: line.depth0_runs,
-                nested_runs: line.nested_runs,
-                unhandled_runs: line.unhandled_runs,
-                repeated_runs: line.repeated_runs.expect("the made-up counts can be read"),
-                completions: line.completions,
-                child_runs: line.child_runs,
-                child_unhandled_runs: line.child_unhandled_runs,
-                child_completions: line.child_completions,
+                depth0_runs: line.counts.depth0_runs,
+                nested_runs: line.counts.nested_runs,
+                unhandled_runs: line.counts.unhandled_runs,
+                repeated_runs: line
+                    .counts
+                    .repeated_runs
+                    .expect("the made-up counts can be read"),
+                completions: line.counts.completions,
+                child_runs: line.counts.child_runs,
+                child_unhandled_runs: line.counts.child_unhandled_runs,
+                child_completions: line.counts.child_completions,
                 parent: line
                     .parent_irq
                     .and_then(|irq| Some((irq, names.get(&irq)?.clone()))),
@@ -227,7 +230,7 @@ pub(crate) fn two_cpus_learn_at_once() -> Result<Completion, Failed> {
     let seen: BTreeMap<(u32, String), u64> = counters
         .lines
         .iter()
-        .map(|line| ((line.irq, line.action.clone()), line.depth0_runs))
+        .map(|line| ((line.irq, line.action.clone()), line.counts.depth0_runs))
         .collect();
     if counters.lines.len() != seen.len() {
         return Err("two slots for one line".into());
@@ -284,8 +287,8 @@ pub(crate) fn level_counters_reads_no_clock() -> Result<Completion, Failed> {
             },
         );
         let counters = tracer.counters();
-        assert_eq!(counters.lines[0].depth0_runs, 1);
-        times.push(counters.lines[0].inclusive_ns > 0);
+        assert_eq!(counters.lines[0].counts.depth0_runs, 1);
+        times.push(counters.lines[0].counts.inclusive_ns > 0);
     }
     assert_eq!(times, [false, true]);
     Ok(Completion::Completed)
