@@ -42,6 +42,7 @@ impl SnapshotSource for FakeSource {
             counters: Counters {
                 lines: vec![vector()],
                 cpus: Vec::new(),
+                ..Counters::default()
             },
             probes: [probes::IRQ_HANDLER_ENTRY, probes::IRQ_HANDLER_EXIT]
                 .map(attached)
@@ -52,6 +53,8 @@ impl SnapshotSource for FakeSource {
     fn attach_pending(&self) {
         self.attach_pending.fetch_add(1, Ordering::SeqCst);
     }
+
+    fn cpus_changed(&self) {}
 
     fn topology_changed(&self) {
         self.topology_changed.fetch_add(1, Ordering::SeqCst);

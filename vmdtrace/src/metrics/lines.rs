@@ -320,16 +320,14 @@ const UNATTRIBUTED: [OfCpu; 8] = [
 
 /// Lines of controllers and disks, added up per disk and per controller, and
 /// each by itself if `each_line` is asked for.
-pub(super) fn add_owned(
-    topology: &Topology,
-    lines: &[LineCounts],
+pub(super) fn add_owned<'a>(
+    at_rest: &'a [LineCounts],
+    lines: &'a [LineCounts],
     each_line: bool,
     counted: Counted,
     families: &mut Vec<MetricFamily>,
 ) {
-    let at_rest = lines_at_rest(topology);
-    let owned = lines.iter().filter(|line| line.kind != LineKind::Watched);
-    let all = at_rest.iter().chain(owned.clone());
+    let all = owned(at_rest).chain(owned(lines));
     let labels = ["controller", "disk", "path"];
     add(&BY_DISK, labels, all.clone(), disk_key, counted, families);
     let key = |line| [controller_of(line)];
@@ -338,13 +336,18 @@ pub(super) fn add_owned(
         // An interrupt number is used again after a change of devices, so the
         // action is part of the key.
         let labels = ["controller", "disk", "irq", "action"];
-        add(&BY_LINE, labels, owned, line_key, counted, families);
+        add(&BY_LINE, labels, owned(lines), line_key, counted, families);
     }
+}
+
+/// Lines of controllers and disks.
+pub(super) fn owned(lines: &[LineCounts]) -> impl Iterator<Item = &LineCounts> + Clone {
+    lines.iter().filter(|line| line.kind != LineKind::Watched)
 }
 
 /// Everything in the topology has its series from the first scrape: a line of
 /// each kind that it may have, without counts.
-fn lines_at_rest(topology: &Topology) -> Vec<LineCounts> {
+pub(super) fn lines_at_rest(topology: &Topology) -> Vec<LineCounts> {
     let line = |kind, controller: Option<&PciAddress>| LineCounts {
         irq: 0,
         action: String::new(),
@@ -367,12 +370,12 @@ fn lines_at_rest(topology: &Topology) -> Vec<LineCounts> {
     of_controllers.chain(of_disks).collect()
 }
 
-fn controller_of(line: &LineCounts) -> Cow<'_, str> {
+pub(super) fn controller_of(line: &LineCounts) -> Cow<'_, str> {
     controller_value(line.controller.as_ref()).into()
 }
 
 /// The disk of an NVMe line; "" for a controller's own.
-fn disk_of(line: &LineCounts) -> Cow<'_, str> {
+pub(super) fn disk_of(line: &LineCounts) -> Cow<'_, str> {
     match line.kind {
         LineKind::Nvme => line.disk.as_deref().unwrap_or(""),
         LineKind::VmdVector | LineKind::OtherChild | LineKind::Watched => "",

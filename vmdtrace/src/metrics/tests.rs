@@ -4,12 +4,23 @@ use super::*;
 use crate::host::topology::{
     Controller, Disk, DiskPath, Mode, PciAddress, Topology, Vector, VectorUse,
 };
-use crate::snapshot::{CpuCounts, LineCounts, LineKind, Probe, ProbeState, RunCounts, probes};
+use crate::snapshot::{
+    CpuCounts, DiskSamples, LineCounts, LineKind, Probe, ProbeState, Remote, RunCounts,
+    SampleCounts, Times, probes,
+};
 
 const REMAP: &str = "0000:97:00.5";
 const BYPASS: &str = "0000:e2:00.5";
 
-const LINES: Detail = Detail { lines: true };
+const LINES: Detail = Detail {
+    lines: true,
+    disks: false,
+};
+
+const EVERYTHING: Detail = Detail {
+    lines: true,
+    disks: true,
+};
 
 fn controller(address: &str, mode: Mode) -> Controller {
     let remaps = mode == Mode::Remap;
@@ -112,6 +123,9 @@ fn all_probes() -> Vec<Probe> {
             mechanism: "kallsyms".to_owned(),
             ..probe(probes::REPEATED_RUNS, None)
         },
+        probe(probes::BLOCK_RQ_COMPLETE, Some(0)),
+        probe(probes::PLACEMENT, None),
+        probe(probes::COMPLETION_TIMES, None),
     ]
 }
 
@@ -194,6 +208,12 @@ fn lines() -> Vec<LineCounts> {
                 inclusive_ns: 29_500_000,
                 self_ns: 29_500_000,
                 completions: 100,
+                remote: Remote {
+                    same_cache: 10,
+                    other_cache: 20,
+                    other_node: 30,
+                    unknown: 0,
+                },
                 ..no_counts()
             },
             ..nvme(61, "nvme0q1", DiskPath::VmdRemap, Some(REMAP))
@@ -221,6 +241,10 @@ fn lines() -> Vec<LineCounts> {
                 inclusive_ns: 7_000_000,
                 self_ns: 7_000_000,
                 completions: 1500,
+                remote: Remote {
+                    unknown: 7,
+                    ..Remote::default()
+                },
                 ..no_counts()
             },
             ..nvme(70, "nvme1q1", DiskPath::VmdBypass, Some(BYPASS))
@@ -283,6 +307,10 @@ fn cpus() -> Vec<CpuCounts> {
             interrupt_ns: 9_000_000,
             depth0_runs: 781,
             completions_outside: 4,
+            remote_outside: Remote {
+                other_node: 3,
+                ..Remote::default()
+            },
             unassigned_runs: 5,
             unassigned_completions: 6,
             lost_frames: 7,
@@ -292,6 +320,46 @@ fn cpus() -> Vec<CpuCounts> {
             out_of_range_runs: 11,
         },
     ]
+}
+
+/// So many times of so many significant bits.
+fn times(times: &[(u32, u64)]) -> Times {
+    let mut sum = Times::default();
+    for (bits, count) in times {
+        sum.buckets[(bits - 10) as usize] += count;
+        sum.sum_ns += count << (bits - 1);
+    }
+    sum
+}
+
+fn samples() -> Vec<DiskSamples> {
+    vec![
+        DiskSamples {
+            disk: "nvme0".to_owned(),
+            controller: Some(PciAddress(REMAP.to_owned())),
+            counts: SampleCounts {
+                latency: times(&[(10, 1), (17, 2), (18, 3), (30, 1)]),
+                handling: times(&[(10, 4), (13, 2)]),
+                without_start: 1,
+            },
+        },
+        DiskSamples {
+            disk: "nvme2".to_owned(),
+            controller: None,
+            counts: SampleCounts {
+                latency: times(&[(16, 1)]),
+                ..SampleCounts::default()
+            },
+        },
+    ]
+}
+
+fn other_samples() -> SampleCounts {
+    SampleCounts {
+        latency: times(&[(20, 1)]),
+        handling: times(&[(12, 1)]),
+        without_start: 2,
+    }
 }
 
 fn snapshot() -> Snapshot {
@@ -305,6 +373,8 @@ fn snapshot() -> Snapshot {
         counters: Counters {
             lines: lines(),
             cpus: cpus(),
+            samples: samples(),
+            other_samples: other_samples(),
         },
         probes: all_probes(),
     }
@@ -320,8 +390,8 @@ fn idle_snapshot() -> Snapshot {
         .collect();
     Snapshot {
         counters: Counters {
-            lines: Vec::new(),
             cpus,
+            ..Counters::default()
         },
         ..snapshot()
     }
@@ -335,7 +405,7 @@ fn text(snapshot: &Snapshot) -> String {
 
 /// The names of all families, every detail exported.
 fn names(snapshot: &Snapshot) -> Vec<String> {
-    families(snapshot, LINES)
+    families(snapshot, EVERYTHING)
         .iter()
         .map(|family| family.name().to_owned())
         .collect()
@@ -347,7 +417,7 @@ fn has(snapshot: &Snapshot, name: &str) -> bool {
 
 /// The sum of a counter over all its series; every detail is exported.
 fn sum(snapshot: &Snapshot, name: &str) -> f64 {
-    let families = families(snapshot, LINES);
+    let families = families(snapshot, EVERYTHING);
     let family = families.iter().find(|family| family.name() == name);
     let family = family.unwrap_or_else(|| panic!("{name} is missing"));
     family
@@ -392,6 +462,99 @@ fn the_text_of_every_line_is_the_golden_text() {
     );
     // Watched lines have families of their own.
     assert!(!of_lines.contains("eth0"), "{of_lines}");
+}
+
+#[test]
+fn the_text_of_every_disk_is_the_golden_text() {
+    let detail = Detail {
+        lines: false,
+        disks: true,
+    };
+    let (of_disks, others): (Vec<_>, Vec<_>) =
+        families(&snapshot(), detail)
+            .into_iter()
+            .partition(|family| {
+                family.name().starts_with("vmdtrace_disk_") && family.name() != "vmdtrace_disk_info"
+            });
+    let encode = |families: &[MetricFamily]| TextEncoder::new().encode_to_string(families).unwrap();
+    let of_disks = encode(&of_disks);
+    assert_golden(
+        &of_disks,
+        "golden_disks.txt",
+        include_str!("golden_disks.txt"),
+    );
+    assert_eq!(
+        encode(&others),
+        text(&snapshot()),
+        "detail changes the sums"
+    );
+}
+
+/// What is told of disks adds up to what is told of their controllers.
+#[test]
+fn disks_add_up_to_their_controllers() {
+    let families = families(&snapshot(), EVERYTHING);
+    let by_controller = |name: &str| {
+        let family = families
+            .iter()
+            .find(|family| family.name() == name)
+            .unwrap();
+        let mut sums = std::collections::BTreeMap::<Vec<String>, (f64, Vec<u64>)>::new();
+        for metric in family.get_metric() {
+            let labels = metric.get_label().iter();
+            let labels = labels.filter(|pair| pair.name() != "disk");
+            let key = labels.map(|pair| pair.value().to_owned()).collect();
+            let histogram = metric.get_histogram();
+            let buckets = histogram.get_bucket().iter();
+            let mut counts: Vec<_> = buckets.map(|it| it.cumulative_count()).collect();
+            counts.push(histogram.get_sample_count());
+            let (value, sum) = sums.entry(key).or_default();
+            *value += metric.get_counter().get_value() + histogram.get_sample_sum();
+            sum.resize(counts.len(), 0);
+            for (sum, count) in sum.iter_mut().zip(counts) {
+                *sum += count;
+            }
+        }
+        sums.retain(|_, (value, _)| *value != 0.0);
+        sums
+    };
+    for name in [
+        "remote_completions_total",
+        "completion_latency_seconds",
+        "completion_handling_seconds",
+    ] {
+        let of_controllers = by_controller(&format!("vmdtrace_{name}"));
+        assert!(!of_controllers.is_empty());
+        assert_eq!(
+            by_controller(&format!("vmdtrace_disk_{name}")),
+            of_controllers,
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn without_their_probe_there_are_no_places_and_no_times() {
+    let without = |name: &str| {
+        let mut snapshot = snapshot();
+        let probe = snapshot.probes.iter_mut().find(|probe| probe.name == name);
+        probe.unwrap().state = ProbeState::Unsupported;
+        let missing = |what: &str| !names(&snapshot).iter().any(|name| name.contains(what));
+        [
+            missing("remote_completions"),
+            missing("completion_latency"),
+            missing("completion_handling"),
+            missing("without_start"),
+        ]
+    };
+    assert_eq!(without(probes::PLACEMENT), [true, false, false, false]);
+    assert_eq!(without(probes::COMPLETION_TIMES), [false, true, true, true]);
+    assert_eq!(
+        without(probes::BLOCK_RQ_COMPLETE),
+        [false, false, true, false]
+    );
+    assert_eq!(without(probes::NVME_SQ), [true; 4]);
+    assert_eq!(without(probes::IRQ_HANDLER_EXIT), [true; 4]);
 }
 
 #[test]
@@ -591,6 +754,11 @@ fn what_nothing_counts_is_absent() {
 fn without_clocks_there_are_no_seconds() {
     let mut snapshot = snapshot();
     let state = ProbeState::NotApplicable;
+    for probe in &mut snapshot.probes {
+        if probe.name == probes::COMPLETION_TIMES {
+            probe.state = state;
+        }
+    }
     snapshot.probes.push(Probe {
         state,
         ..probe(probes::HANDLER_TIME, None)
@@ -656,7 +824,7 @@ fn hostile_labels_are_escaped_and_bounded() {
 
 #[test]
 fn names_follow_the_conventions() {
-    for family in families(&snapshot(), LINES) {
+    for family in families(&snapshot(), EVERYTHING) {
         let name = family.name();
         assert!(name.starts_with("vmdtrace_"), "{name}");
         assert!(family.help().ends_with('.'), "{name}: {}", family.help());
@@ -757,7 +925,7 @@ mod any_lines {
         /// lost or counted twice.
         #[test]
         fn are_counted_once(lines in proptest::collection::vec(any_line(), 0..24)) {
-            let counters = Counters { lines, cpus: cpus() };
+            let counters = Counters { lines, cpus: cpus(), ..Counters::default() };
             let snapshot = Snapshot { counters, ..snapshot() };
             let text = TextEncoder::new().encode_to_string(&families(&snapshot, LINES)).unwrap();
             let mut series: Vec<_> = text
@@ -873,6 +1041,8 @@ mod documentation {
         fn attach_pending(&self) {}
 
         fn topology_changed(&self) {}
+
+        fn cpus_changed(&self) {}
     }
 
     /// Type and labels by family.
@@ -880,10 +1050,11 @@ mod documentation {
 
     fn served() -> Described {
         let mut described = Described::new();
-        for family in SnapshotCollector::new(Arc::new(Fixed(snapshot())), LINES).collect() {
+        for family in SnapshotCollector::new(Arc::new(Fixed(snapshot())), EVERYTHING).collect() {
             let kind = match family.get_field_type() {
                 MetricType::COUNTER => "counter",
                 MetricType::GAUGE => "gauge",
+                MetricType::HISTOGRAM => "histogram",
                 other => panic!("{}: no word for {other:?}", family.name()),
             };
             for metric in family.get_metric() {
