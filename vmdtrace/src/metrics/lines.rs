@@ -57,7 +57,7 @@ impl<T> Counter<T> {
 fn add<'a, T: 'a, const N: usize>(
     table: &[Counter<T>],
     labels: [&'static str; N],
-    counts: impl Iterator<Item = &'a T> + Clone,
+    counts: &(impl Iterator<Item = &'a T> + Clone),
     key: fn(&'a T) -> [Cow<'a, str>; N],
     counted: Counted,
     families: &mut Vec<MetricFamily>,
@@ -67,7 +67,7 @@ fn add<'a, T: 'a, const N: usize>(
         for one in counts.clone() {
             if let Some(count) = (counter.value)(one) {
                 let key = key(one);
-                family.add(key.each_ref().map(|value| value.as_ref()), count);
+                family.add(key.each_ref().map(AsRef::as_ref), count);
             }
         }
         family.push_to(families);
@@ -329,14 +329,14 @@ pub(super) fn add_owned<'a>(
 ) {
     let all = owned(at_rest).chain(owned(lines));
     let labels = ["controller", "disk", "path"];
-    add(&BY_DISK, labels, all.clone(), disk_key, counted, families);
+    add(&BY_DISK, labels, &all, disk_key, counted, families);
     let key = |line| [controller_of(line)];
-    add(&BY_CONTROLLER, ["controller"], all, key, counted, families);
+    add(&BY_CONTROLLER, ["controller"], &all, key, counted, families);
     if each_line {
         // An interrupt number is used again after a change of devices, so the
         // action is part of the key.
         let labels = ["controller", "disk", "irq", "action"];
-        add(&BY_LINE, labels, owned(lines), line_key, counted, families);
+        add(&BY_LINE, labels, &owned(lines), line_key, counted, families);
     }
 }
 
@@ -418,7 +418,7 @@ pub(super) fn add_watched(
     add(
         &BY_WATCHED_NAME,
         ["line"],
-        watched,
+        &watched,
         action_key,
         counted,
         families,
@@ -428,9 +428,9 @@ pub(super) fn add_watched(
 /// Time per CPU, and what the accounting could not attribute.
 pub(super) fn add_cpus(cpus: &[CpuCounts], counted: Counted, families: &mut Vec<MetricFamily>) {
     let key = |cpu: &CpuCounts| [cpu.cpu.to_string().into()];
-    add(&BY_CPU, ["cpu"], cpus.iter(), key, counted, families);
+    add(&BY_CPU, ["cpu"], &cpus.iter(), key, counted, families);
     // There also where no CPU has a bank.
     let none = CpuCounts::default();
     let all = std::iter::once(&none).chain(cpus);
-    add(&UNATTRIBUTED, [], all, |_| [], counted, families);
+    add(&UNATTRIBUTED, [], &all, |_| [], counted, families);
 }

@@ -1,4 +1,4 @@
-use prometheus::TextEncoder;
+use prometheus::{TextEncoder, proto::Bucket};
 
 use super::*;
 use crate::host::topology::{
@@ -506,7 +506,7 @@ fn disks_add_up_to_their_controllers() {
             let key = labels.map(|pair| pair.value().to_owned()).collect();
             let histogram = metric.get_histogram();
             let buckets = histogram.get_bucket().iter();
-            let mut counts: Vec<_> = buckets.map(|it| it.cumulative_count()).collect();
+            let mut counts: Vec<_> = buckets.map(Bucket::cumulative_count).collect();
             counts.push(histogram.get_sample_count());
             let (value, sum) = sums.entry(key).or_default();
             *value += metric.get_counter().get_value() + histogram.get_sample_sum();
