@@ -17,6 +17,7 @@ mod guest;
 mod late_modules;
 mod leftovers;
 mod native;
+mod placement;
 mod recordings;
 mod server;
 mod shared;
@@ -154,6 +155,7 @@ fn main() -> ExitCode {
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());
     trials.extend(native::trials());
+    trials.extend(placement::trials());
     trials.extend(recordings::trials());
     trials.extend(shell::trials());
     trials.extend(soak::trials());
