@@ -325,7 +325,7 @@ mod tests {
             4,
             1,
             7, // 1: the enumeration
-            21,
+            23,
             1 << 24,
             8,
             64, // 2: long
@@ -352,7 +352,7 @@ mod tests {
             7,
             2,
             0,
-            15,
+            17,
             2,
             64, // 7: the inner struct
             0,

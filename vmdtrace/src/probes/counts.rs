@@ -244,3 +244,74 @@ fn regime_of(cache: Option<Cache>, seen: u64) -> BioRegime {
         Some(_) => BioRegime::Unknown,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use vmdtrace_common::Name;
+
+    use super::*;
+
+    #[test]
+    fn sets_of_one_name_and_all_cpus_are_added_up() {
+        let mut sets = vec![BioSet::default(); SETS as usize];
+        for slot in [2, 3] {
+            sets[slot].ready = 1;
+            sets[slot].name = Name::new(b"bio-248");
+        }
+        // Claimed, described, but its name could not be read.
+        sets[4].ready = 1;
+        let mut bank = BioBank::default();
+        for (slot, purpose, class, count) in [
+            (FS_BIO_SET, purpose::PASSTHROUGH, class::HIT_OWN, 5),
+            (2, purpose::BLOCK, class::NO_CACHE, 10),
+            (3, purpose::BLOCK, class::NO_CACHE, 20),
+            (3, purpose::BLOCK, class::FAILED, 1),
+            (4, purpose::UNKNOWN, class::VECTORS, 3),
+            (OTHER_SET, purpose::UNKNOWN, class::VECTORS, 4),
+        ] {
+            bank.allocations[allocation_index(slot, purpose, class)] = count;
+        }
+        bank.frees[free_index(destination::IRQ_LIST, context::HARDIRQ)] = 6;
+        bank.kmallocs = 7;
+        let counts = bio_counts([bank, bank].into_iter(), &sets, None, 0);
+        let found: Vec<_> = counts
+            .allocations
+            .iter()
+            .map(|one| {
+                (
+                    one.set.as_str(),
+                    one.purpose,
+                    one.total(),
+                    one.without_cache,
+                )
+            })
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("bio-248", BioPurpose::Block, 62, 60),
+                ("fs_bio_set", BioPurpose::Passthrough, 10, 0),
+                ("other", BioPurpose::Unknown, 14, 0)
+            ]
+        );
+        assert_eq!(counts.kmallocs, 14);
+        let irq_list = BioFrees {
+            destination: BioDestination::IrqList,
+            context: BioContext::Hardirq,
+            count: 12,
+        };
+        assert_eq!(counts.frees, [irq_list]);
+        assert_eq!(counts.regime, BioRegime::None);
+    }
+
+    #[test]
+    fn every_index_of_the_programs_has_a_name_of_its_own() {
+        use std::collections::BTreeSet;
+        let purposes: BTreeSet<_> = (0..PURPOSES).map(purpose_of).collect();
+        assert_eq!(purposes.len() as u64, PURPOSES);
+        let destinations: BTreeSet<_> = (0..=destination::UNKNOWN).map(destination_of).collect();
+        assert_eq!(destinations.len() as u64, destination::UNKNOWN + 1);
+        let contexts: BTreeSet<_> = (0..CONTEXTS).map(context_of).collect();
+        assert_eq!(contexts.len() as u64, CONTEXTS);
+    }
+}
