@@ -115,7 +115,14 @@ impl Attachment {
         match hook.load(ebpf, name, btf) {
             Ok(()) => self.loaded = !self.useless,
             Err(error) if required => return Err(error),
-            Err(error) => self.failed(&error, roots),
+            Err(error) => {
+                let known = (self.state, self.reason.clone());
+                self.failed(&error, roots);
+                // Of a program that is of no use only a refusal is news.
+                if self.useless && self.state != ProbeState::Blocked {
+                    (self.state, self.reason) = known;
+                }
+            }
         }
         Ok(())
     }
