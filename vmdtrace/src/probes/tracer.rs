@@ -13,12 +13,14 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use thiserror::Error;
 use vmdtrace_common::{
     CpuBank, LineCell, LineEntry, NameTable, Place,
+    bio_cells::{BioBank, BioCall, BioSet, CALLS, SETS},
     cells::kind,
     samples::{self, Pending},
 };
 
 use super::{
-    counts::{cpu_counts, line_counts, sample_counts},
+    bio::{self, BioLayout},
+    counts::{bio_counts, cpu_counts, line_counts, sample_counts},
     hook::Hook,
     kernel::KernelLayout,
     mapped::MappedArray,
@@ -29,7 +31,9 @@ use super::{
 use crate::host::{HostError, Roots};
 use crate::snapshot::{
     Counters, DiskSamples, Probe, ProbeState, SampleCounts,
-    probes::{BLOCK_RQ_COMPLETE, COMPLETION_TIMES, HANDLER_TIME, PLACEMENT, REPEATED_RUNS},
+    probes::{
+        BIO_CONTEXT, BLOCK_RQ_COMPLETE, COMPLETION_TIMES, HANDLER_TIME, PLACEMENT, REPEATED_RUNS,
+    },
     source::Level,
 };
 
@@ -68,6 +72,9 @@ impl Sizes {
             + self.cpus as usize * size_of::<Place>()
             + samples::DISKS as usize * size_of::<samples::DiskSamples>()
             + samples::PENDING as usize * size_of::<Pending>()
+            + self.cpus as usize * size_of::<BioBank>()
+            + SETS as usize * size_of::<BioSet>()
+            + CALLS as usize * size_of::<BioCall>()
     }
 }
 
@@ -126,6 +133,11 @@ pub struct Tracer {
     banks: MappedArray<CpuBank>,
     places: MappedArray<Place>,
     samples: MappedArray<samples::DiskSamples>,
+    bio_banks: MappedArray<BioBank>,
+    bio_sets: MappedArray<BioSet>,
+    bio_regimes: MappedArray<u64>,
+    /// Or why bios cannot be followed.
+    bio_layout: Result<BioLayout, String>,
     options: Options,
     /// Why repeated runs cannot be told, if so.
     repeats_unknown: Option<String>,
@@ -186,7 +198,8 @@ impl Tracer {
 
         let (count, repeats_unknown) = known(layout.interrupt_count);
         let kstat = count.map_or(0, |count| count.kstat);
-        let per_cpu_offset = count.map_or(0, |count| count.per_cpu_offset);
+        let per_cpu_offset = layout.per_cpu_offset.unwrap_or_default();
+        let bio_layout = layout.bio;
         let irqs_sum = count.map_or(0, |count| count.irqs_sum);
         let timing = u32::from(options.level == Level::Timing);
         let (submitter, placement_unknown) = known(layout.submitter);
@@ -199,7 +212,9 @@ impl Tracer {
         let request_start = request_start.unwrap_or(0);
         let sizes = options.sizes;
         let btf = Btf::from_sys_fs().ok();
-        let mut ebpf = EbpfLoader::new()
+        let mut loader = EbpfLoader::new();
+        BioLayout::set(bio_layout.as_ref().ok(), &mut loader);
+        let mut ebpf = loader
             .btf(btf.as_ref())
             .override_global("ACTION_NAME_OFFSET", &action_name, true)
             .override_global("KSTAT_ADDRESS", &kstat, true)
@@ -216,6 +231,7 @@ impl Tracer {
             .map_max_entries("BANKS", sizes.cpus)
             .map_max_entries("PLACES", sizes.cpus)
             .map_max_entries("FREE_SLOTS", sizes.slots)
+            .map_max_entries("BIO_BANKS", sizes.cpus)
             .load(object)
             .map_err(|error: EbpfError| LoadError::Load(error.into()))?;
 
@@ -226,6 +242,9 @@ impl Tracer {
             banks: map(&ebpf, "BANKS", sizes.cpus)?,
             places: map(&ebpf, "PLACES", sizes.cpus)?,
             samples: map(&ebpf, "SAMPLES", samples::DISKS)?,
+            bio_banks: map(&ebpf, "BIO_BANKS", sizes.cpus)?,
+            bio_sets: map(&ebpf, "BIO_SETS", SETS as u32)?,
+            bio_regimes: map(&ebpf, "BIO_REGIMES", 1)?,
             options,
             repeats_unknown,
             placement_unknown,
@@ -236,10 +255,12 @@ impl Tracer {
                     // Ends are of no use without samples.
                     .filter(|program| samples || program.name != BLOCK_RQ_COMPLETE)
                     .map(Attachment::new)
+                    .chain(bio::programs(&bio_layout))
                     .collect(),
                 ebpf,
                 armed: false,
             }),
+            bio_layout,
         };
         tracer.verify(btf.as_ref())?;
         Ok(tracer)
@@ -366,6 +387,15 @@ impl Tracer {
                 .zip(0..)
                 .map(|(bank, cpu)| cpu_counts(cpu, &bank))
                 .collect(),
+            bio: bio_counts(
+                self.bio_banks.iter(),
+                &self.bio_sets.iter().collect::<Vec<_>>(),
+                self.bio_layout
+                    .as_ref()
+                    .ok()
+                    .and_then(|layout| layout.cache),
+                self.bio_regimes.get(0).unwrap_or_default(),
+            ),
         }
     }
 
@@ -389,6 +419,10 @@ impl Tracer {
                 Some("--level counters reads no clock".to_owned()),
             ),
         };
+        let context = match &self.bio_layout {
+            Ok(layout) => layout.context().err(),
+            Err(reason) => Some(reason.clone()),
+        };
         let none = (ProbeState::Attached, None);
         for (name, mechanism, state) in [
             (
@@ -407,6 +441,7 @@ impl Tracer {
                 "request.start_time_ns",
                 timed(supported(&self.starts_unknown)),
             ),
+            (BIO_CONTEXT, "preempt_count", supported(&context)),
         ] {
             probes.push(capability(name, mechanism, state));
         }
@@ -521,7 +556,7 @@ mod tests {
         let lines = 8 * (64 + 24 * 257) + 2_000;
         let sizes = Sizes::for_host(256, lines);
         assert!(sizes.slots > lines && sizes.interrupts > lines);
-        assert!(sizes.bytes() < 16 << 20, "{} bytes", sizes.bytes());
+        assert!(sizes.bytes() < 19 << 20, "{} bytes", sizes.bytes());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Structs are taken apart without `..`, so that a counter added to one of them
 //! cannot be left out of a sum or a difference.
 
+use super::bio::{BioAllocations, BioFrees};
 use super::{CpuCounts, DiskSamples, LineCounts, Probe, SampleCounts};
 use crate::host::activity::{CpuActivity, CpuTimes, DiskActivity, IdleUsage};
 
@@ -44,6 +45,23 @@ impl Counts for DiskSamples {
 impl Counts for SampleCounts {
     fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
         *self = Self::combine(self, other, combine);
+    }
+}
+
+impl Counts for BioAllocations {
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        Self::combine(self, other, combine);
+    }
+}
+
+impl Counts for BioFrees {
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        let Self {
+            destination: _,
+            context: _,
+            count,
+        } = self;
+        *count = combine(*count, other.count);
     }
 }
 

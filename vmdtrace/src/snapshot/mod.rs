@@ -3,6 +3,7 @@
 //! Snapshots alone. Totals are computed here from their parts, never kept
 //! twice.
 
+pub mod bio;
 mod counts;
 pub mod live;
 mod owners;
@@ -14,6 +15,8 @@ pub mod window;
 
 use serde::{Deserialize, Serialize};
 use vmdtrace_common::samples::{BUCKETS, FIRST_BITS};
+
+pub use bio::BioCounts;
 
 use crate::host::activity::Activity;
 use crate::host::topology::{DiskPath, PciAddress, Topology};
@@ -325,6 +328,8 @@ pub struct Counters {
     pub samples: Vec<DiskSamples>,
     /// Of completions outside any handler, and of disks that are not told apart.
     pub other_samples: SampleCounts,
+    #[serde(default)]
+    pub bio: BioCounts,
 }
 
 /// The one state a probe is in.

@@ -76,6 +76,7 @@ impl Snapshot {
                 cpus: self.counters.cpus.clone(),
                 samples: samples.into_values().collect(),
                 other_samples: self.counters.other_samples.clone(),
+                bio: self.counters.bio.clone(),
             },
             probes: self.probes.clone(),
             activity,

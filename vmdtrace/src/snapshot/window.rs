@@ -5,7 +5,9 @@ use std::fmt;
 
 use super::counts::Counts;
 use super::probes::Counted;
-use super::{Counters, Detail, DiskSamples, Host, LineCounts, LineKind, Probe, Snapshot};
+use super::{
+    BioCounts, Counters, Detail, DiskSamples, Host, LineCounts, LineKind, Probe, Snapshot,
+};
 use crate::host::activity::{Activity, CpuActivity, CpuTimes, DiskActivity};
 use crate::host::topology::{DiskPath, Mode, PciAddress, Topology};
 
@@ -143,6 +145,7 @@ impl Window {
                 })?;
                 difference
             },
+            bio: bio(&earlier.counters.bio, &later.counters.bio)?,
         };
         let activity = match (&earlier.activity, &later.activity) {
             (Some(earlier), Some(later)) => Some(activity(earlier, later, &mut changes)),
@@ -162,6 +165,7 @@ impl Window {
                 placement: before.placement && after.placement,
                 latency: before.latency && after.latency,
                 handling: before.handling && after.handling,
+                bio: before.bio.and(after.bio),
             },
             counters,
             probes: probes(&earlier.probes, &later.probes, &mut changes)?,
@@ -305,6 +309,37 @@ fn lines(
         }),
         None => Ok(differences),
     }
+}
+
+fn bio(earlier: &BioCounts, later: &BioCounts) -> Result<BioCounts, WindowError> {
+    let BioCounts {
+        regime,
+        allocations,
+        kmallocs,
+        frees,
+    } = later;
+    Ok(BioCounts {
+        regime: *regime,
+        allocations: keyed(
+            &earlier.allocations,
+            allocations,
+            |it| (it.set.clone(), it.purpose),
+            |(set, _)| format!("the bios of {set}"),
+        )?,
+        kmallocs: kmallocs
+            .checked_sub(earlier.kmallocs)
+            .ok_or_else(|| WindowError::WentBack {
+                what: "the count of bios of no set".to_owned(),
+                earlier: earlier.kmallocs,
+                later: *kmallocs,
+            })?,
+        frees: keyed(
+            &earlier.frees,
+            frees,
+            |it| (it.destination, it.context),
+            |(destination, _)| format!("freed bios ({destination:?})"),
+        )?,
+    })
 }
 
 /// As [`lines`], of the times of each disk.

@@ -10,6 +10,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod bio_counts;
 mod demo;
 mod device;
 mod exact;
@@ -151,6 +152,7 @@ fn main() -> ExitCode {
     trials.extend(server_trials);
     let (table, exact_trials) = exact::trials();
     trials.extend(exact_trials);
+    trials.extend(bio_counts::trials());
     trials.extend(device::trials());
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());

@@ -10,8 +10,8 @@ use crate::host::topology::{
     NumaNode, PciAddress, Port, Queue, Topology, Vector, VectorUse,
 };
 use crate::snapshot::{
-    Counters, CpuCounts, Detail, DiskSamples, Host, LineCounts, LineKind, Probe, ProbeState,
-    RunCounts, SampleCounts, Snapshot, probes,
+    BioCounts, Counters, CpuCounts, Detail, DiskSamples, Host, LineCounts, LineKind, Probe,
+    ProbeState, RunCounts, SampleCounts, Snapshot, probes,
 };
 
 /// I/O of the whole server in a second, at four completions an interrupt.
@@ -137,6 +137,7 @@ impl Server {
                 cpus: (0..cpus).map(cpu).collect(),
                 samples: found_samples,
                 other_samples: SampleCounts::default(),
+                bio: BioCounts::default(),
             },
             probes: [
                 probes::IRQ_HANDLER_ENTRY,

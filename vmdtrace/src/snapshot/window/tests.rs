@@ -226,6 +226,58 @@ fn the_coarser_detail_counts() {
 }
 
 #[test]
+fn bios_are_subtracted_by_set_and_by_destination() {
+    use crate::snapshot::bio::{
+        BioAllocations, BioContext, BioDestination, BioFrees, BioPurpose, BioRegime,
+    };
+    let allocations = |set: &str, hits_own| BioAllocations {
+        set: set.to_owned(),
+        purpose: BioPurpose::Block,
+        hits_own,
+        hits_splice: 0,
+        misses_empty: 1,
+        misses_below_threshold: 0,
+        misses_reserve: 0,
+        without_cache: 0,
+        with_many_vectors: 0,
+        without_flag: 0,
+        failed: 0,
+        ambiguous: 0,
+        unpaired: 0,
+    };
+    let frees = |count| BioFrees {
+        destination: BioDestination::OwnList,
+        context: BioContext::Task,
+        count,
+    };
+    let (mut earlier, mut later) = two();
+    earlier.counters.bio = BioCounts {
+        regime: BioRegime::Unknown,
+        allocations: vec![allocations("a", 5)],
+        kmallocs: 3,
+        frees: vec![frees(2)],
+    };
+    later.counters.bio = BioCounts {
+        regime: BioRegime::OptIn,
+        allocations: vec![allocations("b", 7), allocations("a", 9)],
+        kmallocs: 4,
+        frees: vec![frees(10)],
+    };
+    let bio = Window::between(&earlier, &later).unwrap().counters.bio;
+    assert_eq!(bio.regime, BioRegime::OptIn);
+    assert_eq!(bio.allocations[0], allocations("b", 7));
+    assert_eq!(bio.allocations[1].hits_own, 4);
+    assert_eq!(bio.allocations[1].misses_empty, 0);
+    assert_eq!((bio.kmallocs, bio.frees[0].count), (1, 8));
+    later.counters.bio.kmallocs = 0;
+    let error = Window::between(&earlier, &later).unwrap_err().to_string();
+    assert!(
+        error.starts_with("the count of bios of no set went back"),
+        "{error}"
+    );
+}
+
+#[test]
 fn idle_and_iowait_are_certain_as_a_sum() {
     let times = |idle, iowait, user| CpuTimes {
         idle,
