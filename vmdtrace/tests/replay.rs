@@ -138,7 +138,7 @@ fn serves_the_recording_until_sigterm() {
     metrics();
     let answer = metrics();
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    assert_eq!(completions(&answer), 3_999_246);
+    assert_eq!(completions(&answer), 4_001_682);
     kill(
         Pid::from_raw(program.id().try_into().unwrap()),
         Signal::SIGTERM,

@@ -45,6 +45,11 @@ pub struct Args {
     /// --lines.
     #[arg(long = "metrics.lines")]
     metrics_lines: bool,
+
+    /// Where completions of each disk land and how long they take, too; for a
+    /// recording made with --lines.
+    #[arg(long = "metrics.disks")]
+    metrics_disks: bool,
 }
 
 fn speed(text: &str) -> Result<f64, String> {
@@ -67,16 +72,18 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         speed,
         listen_addresses,
         metrics_lines,
+        metrics_disks,
     } = args;
     logging::start(logging::Level::Info, logging::Format::Text)?;
     let reader = Reader::open(&file).with_context(|| format!("cannot read {}", file.display()))?;
     ensure!(
-        !metrics_lines || reader.header().detail == snapshot::Detail::Lines,
-        "{} holds sums for each disk and not every line (--metrics.lines); record with --lines",
+        !(metrics_lines || metrics_disks) || reader.header().detail == snapshot::Detail::Lines,
+        "{} holds sums only, so --metrics.lines and --metrics.disks have nothing to show; record with --lines",
         file.display()
     );
     let detail = Detail {
         lines: metrics_lines,
+        disks: metrics_disks,
     };
     if let Some(out) = openmetrics {
         return write_openmetrics(reader, detail, &out)

@@ -132,7 +132,7 @@ mod tests {
             let snapshot = server.snapshot();
             let lines = snapshot.counters.lines.iter();
             let of_disk = lines.filter(|line| line.disk.as_deref() == Some("nvme1"));
-            completions.push(of_disk.map(|line| line.completions).sum::<u64>());
+            completions.push(of_disk.map(|line| line.counts.completions).sum::<u64>());
             history
                 .add(
                     &snapshot,

@@ -11,7 +11,7 @@ use crate::{
     host::Roots,
     snapshot::{
         Probe, ProbeState,
-        probes::{IRQ_HANDLER_ENTRY, IRQ_HANDLER_EXIT, NVME_SQ},
+        probes::{BLOCK_RQ_COMPLETE, IRQ_HANDLER_ENTRY, IRQ_HANDLER_EXIT, NVME_SQ},
     },
 };
 
@@ -31,8 +31,9 @@ pub const HANDLER_PROGRAMS: usize = 2;
 
 /// In this order: an exit is seen from before the first entry, so that no frame
 /// stays open; completions after that, since they belong to the handler they are
-/// seen in.
-pub const PROGRAMS: [Spec; 3] = [
+/// seen in; the ends of requests before their completions, so that none of these
+/// waits in vain.
+pub const PROGRAMS: [Spec; 4] = [
     Spec {
         name: IRQ_HANDLER_EXIT,
         hook: Hook::RawTracepoint { module: None },
@@ -42,6 +43,11 @@ pub const PROGRAMS: [Spec; 3] = [
         name: IRQ_HANDLER_ENTRY,
         hook: Hook::RawTracepoint { module: None },
         required: true,
+    },
+    Spec {
+        name: BLOCK_RQ_COMPLETE,
+        hook: Hook::RawTracepoint { module: None },
+        required: false,
     },
     Spec {
         name: NVME_SQ,
@@ -57,6 +63,8 @@ pub const PROGRAMS: [Spec; 3] = [
 pub struct Attachment {
     spec: Spec,
     loaded: bool,
+    /// It is of no use even if the kernel takes it.
+    useless: bool,
     state: ProbeState,
     reason: Option<String>,
 }
@@ -67,8 +75,21 @@ impl Attachment {
         Self {
             spec,
             loaded: false,
+            useless: false,
             state: ProbeState::Broken,
             reason: None,
+        }
+    }
+
+    /// A program that this kernel cannot run, or that has nothing to do on it. If
+    /// the kernel refuses it, that is its state instead.
+    #[must_use]
+    pub fn unless_refused(spec: Spec, state: ProbeState, reason: &str) -> Self {
+        Self {
+            useless: true,
+            state,
+            reason: Some(reason.to_owned()),
+            ..Self::new(spec)
         }
     }
 
@@ -98,9 +119,16 @@ impl Attachment {
             required,
         } = self.spec;
         match hook.load(ebpf, name, btf) {
-            Ok(()) => self.loaded = true,
+            Ok(()) => self.loaded = !self.useless,
             Err(error) if required => return Err(error),
-            Err(error) => self.failed(&error, roots),
+            Err(error) => {
+                let known = (self.state, self.reason.clone());
+                self.failed(&error, roots);
+                // Of a program that is of no use only a refusal is news.
+                if self.useless && self.state != ProbeState::Blocked {
+                    (self.state, self.reason) = known;
+                }
+            }
         }
         Ok(())
     }

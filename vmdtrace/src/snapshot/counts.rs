@@ -1,13 +1,14 @@
-//! Everything that rises, by name: what sums and differences go through.
+//! Everything that rises: what sums and differences go through.
 //!
 //! Structs are taken apart without `..`, so that a counter added to one of them
 //! cannot be left out of a sum or a difference.
 
-use super::{CpuCounts, LineCounts, Probe};
+use super::bio::{BioAllocations, BioFrees};
+use super::{CpuCounts, DiskSamples, LineCounts, Probe, SampleCounts};
 use crate::host::activity::{CpuActivity, CpuTimes, DiskActivity, IdleUsage};
 
-/// Makes a new count out of this one and another's; gets the count's name.
-pub(super) type Combine<'a> = dyn FnMut(&'static str, u64, u64) -> u64 + 'a;
+/// Makes a new count out of this one and another's.
+pub(super) type Combine<'a> = dyn FnMut(u64, u64) -> u64 + 'a;
 
 /// Something with counters.
 pub(super) trait Counts {
@@ -16,68 +17,51 @@ pub(super) trait Counts {
     fn combine(&mut self, other: &Self, combine: &mut Combine<'_>);
 }
 
-fn each<const N: usize>(counts: [(&'static str, &mut u64, u64); N], combine: &mut Combine<'_>) {
-    for (name, count, other) in counts {
-        *count = combine(name, *count, other);
+fn each<const N: usize>(counts: [(&mut u64, u64); N], combine: &mut Combine<'_>) {
+    for (count, other) in counts {
+        *count = combine(*count, other);
     }
 }
 
-fn optional(
-    name: &'static str,
-    count: &mut Option<u64>,
-    other: Option<u64>,
-    combine: &mut Combine<'_>,
-) {
+fn optional(count: &mut Option<u64>, other: Option<u64>, combine: &mut Combine<'_>) {
     *count = match (*count, other) {
-        (Some(count), Some(other)) => Some(combine(name, count, other)),
+        (Some(count), Some(other)) => Some(combine(count, other)),
         _ => None,
     };
 }
 
 impl Counts for LineCounts {
     fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        self.counts = self.counts.combine(&other.counts, combine);
+    }
+}
+
+impl Counts for DiskSamples {
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        self.counts = self.counts.combine(&other.counts, combine);
+    }
+}
+
+impl Counts for SampleCounts {
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        *self = Self::combine(self, other, combine);
+    }
+}
+
+impl Counts for BioAllocations {
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        Self::combine(self, other, combine);
+    }
+}
+
+impl Counts for BioFrees {
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
         let Self {
-            irq: _,
-            action: _,
-            kind: _,
-            controller: _,
-            disk: _,
-            path: _,
-            parent_irq: _,
-            depth0_runs,
-            nested_runs,
-            unhandled_runs,
-            repeated_runs,
-            inclusive_ns,
-            self_ns,
-            completions,
-            child_runs,
-            child_unhandled_runs,
-            child_completions,
+            destination: _,
+            context: _,
+            count,
         } = self;
-        each(
-            [
-                ("depth0_runs", depth0_runs, other.depth0_runs),
-                ("nested_runs", nested_runs, other.nested_runs),
-                ("unhandled_runs", unhandled_runs, other.unhandled_runs),
-                ("inclusive_ns", inclusive_ns, other.inclusive_ns),
-                ("self_ns", self_ns, other.self_ns),
-                ("completions", completions, other.completions),
-                ("child_runs", child_runs, other.child_runs),
-                (
-                    "child_unhandled_runs",
-                    child_unhandled_runs,
-                    other.child_unhandled_runs,
-                ),
-                (
-                    "child_completions",
-                    child_completions,
-                    other.child_completions,
-                ),
-            ],
-            combine,
-        );
-        optional("repeated_runs", repeated_runs, other.repeated_runs, combine);
+        *count = combine(*count, other.count);
     }
 }
 
@@ -88,6 +72,7 @@ impl Counts for CpuCounts {
             interrupt_ns,
             depth0_runs,
             completions_outside,
+            remote_outside,
             unassigned_runs,
             unassigned_completions,
             lost_frames,
@@ -98,35 +83,20 @@ impl Counts for CpuCounts {
         } = self;
         each(
             [
-                ("interrupt_ns", interrupt_ns, other.interrupt_ns),
-                ("depth0_runs", depth0_runs, other.depth0_runs),
-                (
-                    "completions_outside",
-                    completions_outside,
-                    other.completions_outside,
-                ),
-                ("unassigned_runs", unassigned_runs, other.unassigned_runs),
-                (
-                    "unassigned_completions",
-                    unassigned_completions,
-                    other.unassigned_completions,
-                ),
-                ("lost_frames", lost_frames, other.lost_frames),
-                ("unmatched_exits", unmatched_exits, other.unmatched_exits),
-                ("overflowed_runs", overflowed_runs, other.overflowed_runs),
-                (
-                    "unreadable_actions",
-                    unreadable_actions,
-                    other.unreadable_actions,
-                ),
-                (
-                    "out_of_range_runs",
-                    out_of_range_runs,
-                    other.out_of_range_runs,
-                ),
+                (interrupt_ns, other.interrupt_ns),
+                (depth0_runs, other.depth0_runs),
+                (completions_outside, other.completions_outside),
+                (unassigned_runs, other.unassigned_runs),
+                (unassigned_completions, other.unassigned_completions),
+                (lost_frames, other.lost_frames),
+                (unmatched_exits, other.unmatched_exits),
+                (overflowed_runs, other.overflowed_runs),
+                (unreadable_actions, other.unreadable_actions),
+                (out_of_range_runs, other.out_of_range_runs),
             ],
             combine,
         );
+        *remote_outside = remote_outside.combine(&other.remote_outside, combine);
     }
 }
 
@@ -140,8 +110,8 @@ impl Counts for Probe {
             missed_runs,
             runs,
         } = self;
-        optional("missed_runs", missed_runs, other.missed_runs, combine);
-        optional("runs", runs, other.runs, combine);
+        optional(missed_runs, other.missed_runs, combine);
+        optional(runs, other.runs, combine);
     }
 }
 
@@ -159,14 +129,14 @@ impl Counts for CpuTimes {
         } = self;
         each(
             [
-                ("user", user, other.user),
-                ("nice", nice, other.nice),
-                ("system", system, other.system),
-                ("idle", idle, other.idle),
-                ("iowait", iowait, other.iowait),
-                ("irq", irq, other.irq),
-                ("softirq", softirq, other.softirq),
-                ("steal", steal, other.steal),
+                (user, other.user),
+                (nice, other.nice),
+                (system, other.system),
+                (idle, other.idle),
+                (iowait, other.iowait),
+                (irq, other.irq),
+                (softirq, other.softirq),
+                (steal, other.steal),
             ],
             combine,
         );
@@ -177,10 +147,7 @@ impl Counts for IdleUsage {
     fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
         let Self { entries, time_us } = self;
         each(
-            [
-                ("entries", entries, other.entries),
-                ("time_us", time_us, other.time_us),
-            ],
+            [(entries, other.entries), (time_us, other.time_us)],
             combine,
         );
     }
@@ -195,12 +162,7 @@ impl Counts for CpuActivity {
             idle,
         } = self;
         times.combine(&other.times, combine);
-        optional(
-            "block_softirqs",
-            block_softirqs,
-            other.block_softirqs,
-            combine,
-        );
+        optional(block_softirqs, other.block_softirqs, combine);
         if idle.len() == other.idle.len() {
             for (usage, other) in idle.iter_mut().zip(&other.idle) {
                 usage.combine(other, combine);
@@ -231,16 +193,16 @@ impl Counts for DiskActivity {
         } = self;
         each(
             [
-                ("reads", reads, other.reads),
-                ("reads_merged", reads_merged, other.reads_merged),
-                ("read_sectors", read_sectors, other.read_sectors),
-                ("read_ms", read_ms, other.read_ms),
-                ("writes", writes, other.writes),
-                ("writes_merged", writes_merged, other.writes_merged),
-                ("written_sectors", written_sectors, other.written_sectors),
-                ("write_ms", write_ms, other.write_ms),
-                ("busy_ms", busy_ms, other.busy_ms),
-                ("in_flight_ms", in_flight_ms, other.in_flight_ms),
+                (reads, other.reads),
+                (reads_merged, other.reads_merged),
+                (read_sectors, other.read_sectors),
+                (read_ms, other.read_ms),
+                (writes, other.writes),
+                (writes_merged, other.writes_merged),
+                (written_sectors, other.written_sectors),
+                (write_ms, other.write_ms),
+                (busy_ms, other.busy_ms),
+                (in_flight_ms, other.in_flight_ms),
             ],
             combine,
         );

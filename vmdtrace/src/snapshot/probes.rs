@@ -9,11 +9,30 @@ pub const IRQ_HANDLER_ENTRY: &str = "irq_handler_entry";
 pub const IRQ_HANDLER_EXIT: &str = "irq_handler_exit";
 /// Raw tracepoint of an NVMe completion.
 pub const NVME_SQ: &str = "nvme_sq";
+/// Raw tracepoint of the end of a block request.
+pub const BLOCK_RQ_COMPLETE: &str = "block_rq_complete";
+/// Not a hook: whether the CPU that a request was made on can be told.
+pub const PLACEMENT: &str = "placement";
+/// Not a hook: whether times of completions are sampled.
+pub const COMPLETION_TIMES: &str = "completion_times";
 /// Not a hook: whether runs that the kernel repeated can be told.
 pub const REPEATED_RUNS: &str = "repeated_runs";
 /// Not a hook: whether the time in handlers is measured (see
 /// [`Level`](super::source::Level)). Measured unless this says otherwise.
 pub const HANDLER_TIME: &str = "handler_time";
+
+/// Start of `bio_alloc_bioset`, where the kernel has caches of bios.
+pub const BIO_ALLOC_BIOSET_ENTRY: &str = "bio_alloc_bioset_entry";
+/// Its return.
+pub const BIO_ALLOC_BIOSET_EXIT: &str = "bio_alloc_bioset_exit";
+/// The same where it takes three arguments, before 5.18.
+pub const BIO_ALLOC_BIOSET_EXIT_3_ARGS: &str = "bio_alloc_bioset_exit_3_args";
+pub const BIO_ALLOC_IRQ_CACHE_SPLICE: &str = "bio_alloc_irq_cache_splice";
+pub const BIO_KMALLOC: &str = "bio_kmalloc";
+pub const BIO_PUT: &str = "bio_put";
+pub const BIO_UNINIT: &str = "bio_uninit";
+/// Not a hook: whether the context that frees a bio can be told.
+pub const BIO_CONTEXT: &str = "bio_context";
 
 /// Which of the counters mean anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +41,47 @@ pub struct Counted {
     pub handler_time: bool,
     pub repeated_runs: bool,
     pub completions: bool,
+    /// Where completions land.
+    pub placement: bool,
+    /// From the start of requests to their completion.
+    pub latency: bool,
+    /// From the completion of requests to their end.
+    pub handling: bool,
+    pub bio: BioCounted,
+}
+
+/// Which of the counters of bios mean anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BioCounted {
+    pub allocations: bool,
+    pub kmallocs: bool,
+    /// Frees of bios of a set.
+    pub frees: bool,
+    /// Frees of bios of no set.
+    pub kfrees: bool,
+    /// Contexts of frees.
+    pub contexts: bool,
+}
+
+impl BioCounted {
+    /// What both say.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let Self {
+            allocations,
+            kmallocs,
+            frees,
+            kfrees,
+            contexts,
+        } = self;
+        Self {
+            allocations: allocations && other.allocations,
+            kmallocs: kmallocs && other.kmallocs,
+            frees: frees && other.frees,
+            kfrees: kfrees && other.kfrees,
+            contexts: contexts && other.contexts,
+        }
+    }
 }
 
 impl Snapshot {
@@ -55,19 +115,50 @@ impl Snapshot {
         let state = |name| self.probe(name).map(|probe| probe.state);
         let interrupts = self.interrupt_accounting().is_ok();
         let lines = &self.counters.lines;
+        let attached = |name| state(name) == Some(ProbeState::Attached);
+        // Not applicable: no NVMe driver is loaded, so nothing completes.
+        let completions = matches!(
+            state(NVME_SQ),
+            Some(ProbeState::Attached | ProbeState::NotApplicable)
+        );
+        let latency = interrupts && completions && attached(COMPLETION_TIMES);
         Counted {
             interrupts,
             handler_time: interrupts
                 && matches!(state(HANDLER_TIME), None | Some(ProbeState::Attached)),
             // One line that cannot tell makes every sum unknown.
             repeated_runs: interrupts
-                && lines.iter().all(|line| line.repeated_runs.is_some())
-                && state(REPEATED_RUNS) == Some(ProbeState::Attached),
-            // Not applicable: no NVMe driver is loaded, so nothing completes.
-            completions: matches!(
-                state(NVME_SQ),
-                Some(ProbeState::Attached | ProbeState::NotApplicable)
-            ),
+                && lines.iter().all(|line| line.counts.repeated_runs.is_some())
+                && attached(REPEATED_RUNS),
+            completions,
+            placement: interrupts && completions && attached(PLACEMENT),
+            latency,
+            handling: latency && attached(BLOCK_RQ_COMPLETE),
+            bio: self.bio_counted(),
+        }
+    }
+
+    fn bio_counted(&self) -> BioCounted {
+        let attached = |name| {
+            self.probe(name)
+                .is_some_and(|probe| probe.state == ProbeState::Attached)
+        };
+        // Where there is a start to be seen it has to be: without it, whatever a
+        // cache may have served is of no class.
+        let has_start = self.probe(BIO_ALLOC_BIOSET_ENTRY).is_some();
+        let old = attached(BIO_ALLOC_BIOSET_EXIT_3_ARGS);
+        BioCounted {
+            allocations: old
+                || attached(BIO_ALLOC_BIOSET_EXIT)
+                    && (!has_start || attached(BIO_ALLOC_BIOSET_ENTRY)),
+            kmallocs: old || attached(BIO_KMALLOC),
+            frees: attached(BIO_PUT),
+            kfrees: attached(if self.probe(BIO_UNINIT).is_some() {
+                BIO_UNINIT
+            } else {
+                BIO_PUT
+            }),
+            contexts: attached(BIO_CONTEXT),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use super::counts::Counts as _;
-use super::{Counters, Detail, LineCounts, LineKind, Snapshot};
+use super::{Counters, Detail, DiskSamples, LineCounts, LineKind, Snapshot};
 use crate::host::topology::{DiskPath, PciAddress};
 
 /// Lines with the same are one sum. What is never summed with anything else has
@@ -22,6 +22,7 @@ impl Snapshot {
     /// controller and for its other children; number 0 and no name. Watched
     /// lines and lines without a known owner stay as they are. What is told of
     /// single CPUs beside our own counters is left out, and where vectors go.
+    /// Sampled times are summed over the disks of a controller.
     ///
     /// Every sum over a disk or a controller is what it was.
     #[must_use]
@@ -31,7 +32,7 @@ impl Snapshot {
             match sums.entry(key(line)) {
                 Entry::Occupied(mut sum) => {
                     sum.get_mut()
-                        .combine(line, &mut |_, sum, count| sum.saturating_add(count));
+                        .combine(line, &mut |sum: u64, count| sum.saturating_add(count));
                 }
                 Entry::Vacant(place) => {
                     let mut sum = line.clone();
@@ -41,6 +42,21 @@ impl Snapshot {
                         sum.parent_irq = None;
                     }
                     place.insert(sum);
+                }
+            }
+        }
+        let mut samples: BTreeMap<Option<PciAddress>, DiskSamples> = BTreeMap::new();
+        for disk in &self.counters.samples {
+            match samples.entry(disk.controller.clone()) {
+                Entry::Occupied(mut sum) => {
+                    sum.get_mut()
+                        .combine(disk, &mut |sum: u64, count| sum.saturating_add(count));
+                }
+                Entry::Vacant(place) => {
+                    place.insert(DiskSamples {
+                        disk: String::new(),
+                        ..disk.clone()
+                    });
                 }
             }
         }
@@ -58,6 +74,9 @@ impl Snapshot {
             counters: Counters {
                 lines: sums.into_values().collect(),
                 cpus: self.counters.cpus.clone(),
+                samples: samples.into_values().collect(),
+                other_samples: self.counters.other_samples.clone(),
+                bio: self.counters.bio.clone(),
             },
             probes: self.probes.clone(),
             activity,
@@ -106,9 +125,14 @@ mod tests {
             families(&snapshot, metrics::Detail::default())
         );
         // Lines that are summed are not shown as lines.
-        let lines = metrics::Detail { lines: true };
+        let lines = metrics::Detail {
+            lines: true,
+            disks: true,
+        };
         let shown = families(&sums, lines);
-        assert!(shown.iter().all(|family| !family.name().contains("_line_")));
+        assert!(shown.iter().all(|family| {
+            !family.name().contains("_line_") && !family.name().starts_with("vmdtrace_disk_re")
+        }));
         assert_eq!(sums.sums(), sums);
     }
 }

@@ -5,7 +5,9 @@ use std::fmt;
 
 use super::counts::Counts;
 use super::probes::Counted;
-use super::{Counters, Detail, Host, LineCounts, LineKind, Probe, Snapshot};
+use super::{
+    BioCounts, Counters, Detail, DiskSamples, Host, LineCounts, LineKind, Probe, Snapshot,
+};
 use crate::host::activity::{Activity, CpuActivity, CpuTimes, DiskActivity};
 use crate::host::topology::{DiskPath, Mode, PciAddress, Topology};
 
@@ -135,6 +137,15 @@ impl Window {
                 |cpu| cpu.cpu,
                 |cpu| format!("CPU {cpu}"),
             )?,
+            samples: samples(earlier, later)?,
+            other_samples: {
+                let mut difference = later.counters.other_samples.clone();
+                subtract(&mut difference, &earlier.counters.other_samples, || {
+                    "completions outside handlers".to_owned()
+                })?;
+                difference
+            },
+            bio: bio(&earlier.counters.bio, &later.counters.bio)?,
         };
         let activity = match (&earlier.activity, &later.activity) {
             (Some(earlier), Some(later)) => Some(activity(earlier, later, &mut changes)),
@@ -151,6 +162,10 @@ impl Window {
                 handler_time: before.handler_time && after.handler_time,
                 repeated_runs: before.repeated_runs && after.repeated_runs,
                 completions: before.completions && after.completions,
+                placement: before.placement && after.placement,
+                latency: before.latency && after.latency,
+                handling: before.handling && after.handling,
+                bio: before.bio.and(after.bio),
             },
             counters,
             probes: probes(&earlier.probes, &later.probes, &mut changes)?,
@@ -167,10 +182,10 @@ fn subtract<T: Counts>(
     what: impl Fn() -> String,
 ) -> Result<(), WindowError> {
     let mut error = None;
-    count.combine(earlier, &mut |name, later, earlier| {
+    count.combine(earlier, &mut |later: u64, earlier| {
         later.checked_sub(earlier).unwrap_or_else(|| {
             error.get_or_insert_with(|| WindowError::WentBack {
-                what: format!("{name} of {}", what()),
+                what: format!("a counter of {}", what()),
                 earlier,
                 later,
             });
@@ -292,6 +307,59 @@ fn lines(
         Some(gone) => Err(WindowError::Vanished {
             what: describe(gone),
         }),
+        None => Ok(differences),
+    }
+}
+
+fn bio(earlier: &BioCounts, later: &BioCounts) -> Result<BioCounts, WindowError> {
+    let BioCounts {
+        regime,
+        allocations,
+        kmallocs,
+        frees,
+    } = later;
+    Ok(BioCounts {
+        regime: *regime,
+        allocations: keyed(
+            &earlier.allocations,
+            allocations,
+            |it| (it.set.clone(), it.purpose),
+            |(set, _)| format!("the bios of {set}"),
+        )?,
+        kmallocs: kmallocs
+            .checked_sub(earlier.kmallocs)
+            .ok_or_else(|| WindowError::WentBack {
+                what: "the count of bios of no set".to_owned(),
+                earlier: earlier.kmallocs,
+                later: *kmallocs,
+            })?,
+        frees: keyed(
+            &earlier.frees,
+            frees,
+            |it| (it.destination, it.context),
+            |(destination, _)| format!("freed bios ({destination:?})"),
+        )?,
+    })
+}
+
+/// As [`lines`], of the times of each disk.
+fn samples(earlier: &Snapshot, later: &Snapshot) -> Result<Vec<DiskSamples>, WindowError> {
+    let what = |disk: &str| format!("the samples of {disk}");
+    let key = |it: &DiskSamples| (it.disk.clone(), it.controller.clone());
+    let earlier = earlier.counters.samples.iter();
+    let mut before: BTreeMap<_, &DiskSamples> = earlier.map(|it| (key(it), it)).collect();
+    let mut differences = later.counters.samples.clone();
+    for disk in &mut differences {
+        let known = before.remove(&key(disk));
+        // Its owner may just not have been known yet.
+        let known = known.or_else(|| before.remove(&(disk.disk.clone(), None)));
+        if let Some(earlier) = known {
+            let name = disk.disk.clone();
+            subtract(disk, earlier, || what(&name))?;
+        }
+    }
+    match before.into_keys().next() {
+        Some((disk, _)) => Err(WindowError::Vanished { what: what(&disk) }),
         None => Ok(differences),
     }
 }

@@ -10,6 +10,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod bio_counts;
 mod demo;
 mod device;
 mod exact;
@@ -17,6 +18,7 @@ mod guest;
 mod late_modules;
 mod leftovers;
 mod native;
+mod placement;
 mod recordings;
 mod server;
 mod shared;
@@ -150,10 +152,12 @@ fn main() -> ExitCode {
     trials.extend(server_trials);
     let (table, exact_trials) = exact::trials();
     trials.extend(exact_trials);
+    trials.extend(bio_counts::trials());
     trials.extend(device::trials());
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());
     trials.extend(native::trials());
+    trials.extend(placement::trials());
     trials.extend(recordings::trials());
     trials.extend(shell::trials());
     trials.extend(soak::trials());

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use libtest_mimic::Trial;
-use xtask_lab::{LabError, Prometheus, RawSeries};
+use xtask_lab::{Prometheus, RawSeries};
 use xtask_setup::Setup;
 
 use crate::{artifacts, lab_test};
@@ -37,9 +37,7 @@ fn import(recording: &Path) -> Prometheus {
         let mut promtool = Command::new(&programs.promtool);
         promtool.args(["tsdb", "create-blocks-from", "openmetrics"]);
         succeeds(promtool.arg(&text).arg(data));
-        let blocks = std::fs::read_dir(data).map_err(|error| {
-            LabError::failed(format!("cannot read {}: {error}", data.display()))
-        })?;
+        let blocks = std::fs::read_dir(data).unwrap();
         assert!(blocks.count() > 0, "promtool made no block");
         Ok(())
     })
@@ -60,7 +58,7 @@ fn a_kept_recording_is_answered_from() {
     let disks: Vec<&str> = series.iter().map(|it| it.labels["disk"].as_str()).collect();
     assert_eq!(disks.len(), 3, "{disks:?}");
     let last = |series: &RawSeries| series.samples.last().unwrap().1;
-    assert_eq!(series.iter().map(last).sum::<f64>(), 3_999_246.0);
+    assert_eq!(series.iter().map(last).sum::<f64>(), 4_001_682.0);
     for series in &series {
         assert_eq!(series.samples.len(), 5, "{series:?}");
         assert!(series.samples.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1));

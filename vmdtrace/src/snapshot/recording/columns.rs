@@ -12,12 +12,12 @@
 enum Expect {
     /// Not at all.
     Nothing,
-    /// As much as the time before.
+    /// By its rate: how much it changed the times before, the last one most.
     Steady,
     /// As much as its like in the column before: time with and without what ran
     /// inside.
     Neighbour,
-    /// By as much more than the time before as its like in the column before:
+    /// By as much more than its rate as its like in the column before:
     /// runs, and runs for nothing.
     SteadyNeighbour,
 }
@@ -37,35 +37,50 @@ const MAX_K: u8 = 62;
 /// As many ones say that the number follows in 64 bits.
 const ESCAPE: u64 = 24;
 
-/// How a column's numbers changed, and had changed the time before.
+/// How a column's numbers changed, and their rates before that.
 #[derive(Debug, Default)]
 struct Changed {
     now: Vec<u64>,
-    before: Vec<u64>,
+    rates: Vec<u64>,
+}
+
+/// The rate of a number that has just changed by `change`: a quarter of the way
+/// there, at least 1, so that it arrives. Noise then counts less than in the
+/// last change alone.
+pub(super) fn rate_after(rate: u64, change: u64) -> u64 {
+    if rate == 0 {
+        return change;
+    }
+    let off = change.wrapping_sub(rate) as i64;
+    let step = if off.unsigned_abs() < 4 {
+        off.signum()
+    } else {
+        off / 4
+    };
+    rate.wrapping_add(step as u64)
 }
 
 impl Expect {
-    /// The change that is expected of a number that changed by `before` last
-    /// time and stands at `row` of its column.
-    fn change(self, before: u64, neighbour: &Changed, row: usize) -> u64 {
+    /// The change that is expected of a number with this rate that stands at `row` of its column.
+    fn change(self, rate: u64, neighbour: &Changed, row: usize) -> u64 {
         let of = |changes: &[u64]| changes.get(row).copied().unwrap_or_default();
         match self {
             Self::Nothing => 0,
-            Self::Steady => before,
+            Self::Steady => rate,
             Self::Neighbour => of(&neighbour.now),
-            Self::SteadyNeighbour => before
+            Self::SteadyNeighbour => rate
                 .wrapping_add(of(&neighbour.now))
-                .wrapping_sub(of(&neighbour.before)),
+                .wrapping_sub(of(&neighbour.rates)),
         }
     }
 }
 
-/// Writes `numbers`, whose like were `before` and had then changed by
-/// `changes`; `columns` are the columns' sizes.
+/// Writes `numbers`, whose like were `before` and have these `rates`; `columns`
+/// are the columns' sizes.
 pub(super) fn encode(
     numbers: &[u64],
     before: &[u64],
-    changes: &[u64],
+    rates: &[u64],
     columns: &[usize],
     out: &mut Vec<u8>,
 ) {
@@ -80,7 +95,7 @@ pub(super) fn encode(
                 .zip(&before[column.clone()])
                 .map(|(now, before)| now.wrapping_sub(*before))
                 .collect(),
-            before: changes[column].to_vec(),
+            rates: rates[column].to_vec(),
         };
         write_column(&column, &neighbour, out);
         neighbour = column;
@@ -89,11 +104,9 @@ pub(super) fn encode(
 
 fn write_column(column: &Changed, neighbour: &Changed, out: &mut Vec<u8>) {
     let differences = |expect: Expect| -> Vec<u64> {
-        let changes = column.now.iter().zip(&column.before).enumerate();
+        let changes = column.now.iter().zip(&column.rates).enumerate();
         changes
-            .map(|(row, (now, before))| {
-                fold(now.wrapping_sub(expect.change(*before, neighbour, row)))
-            })
+            .map(|(row, (now, rate))| fold(now.wrapping_sub(expect.change(*rate, neighbour, row))))
             .collect()
     };
     let mut best: Option<(u64, u8, u8, Vec<u64>)> = None;
@@ -114,13 +127,13 @@ fn write_column(column: &Changed, neighbour: &Changed, out: &mut Vec<u8>) {
     }
 }
 
-/// Undoes [`encode`]: moves `before` and `changes` on to the coded numbers.
+/// Undoes [`encode`]: moves `before` and `rates` on to the coded numbers.
 /// Nothing where `coded` is not what `encode` writes for these columns; both
 /// then hold anything.
 pub(super) fn decode(
     mut coded: &[u8],
     before: &mut [u64],
-    changes: &mut [u64],
+    rates: &mut [u64],
     columns: &[usize],
 ) -> Option<()> {
     let mut neighbour = Changed::default();
@@ -140,12 +153,12 @@ pub(super) fn decode(
                 None => 0,
                 Some(k) => unfold(bits.rice(k)?),
             };
-            let last = changes[position];
-            let change = expect.change(last, &neighbour, row).wrapping_add(differs);
+            let rate = rates[position];
+            let change = expect.change(rate, &neighbour, row).wrapping_add(differs);
             before[position] = before[position].wrapping_add(change);
-            changes[position] = change;
+            rates[position] = rate_after(rate, change);
             column.now.push(change);
-            column.before.push(last);
+            column.rates.push(rate);
         }
         neighbour = column;
         start += size;
@@ -275,11 +288,9 @@ mod tests {
             encode(row, &before, &changes, columns, &mut out);
             decode(&out, &mut read_before, &mut read_changes, columns).unwrap();
             assert_eq!(&read_before, row);
-            changes = row
-                .iter()
-                .zip(&before)
-                .map(|(now, before)| now.wrapping_sub(*before))
-                .collect();
+            for ((rate, now), before) in changes.iter_mut().zip(row).zip(&before) {
+                *rate = rate_after(*rate, now.wrapping_sub(*before));
+            }
             before.clone_from(row);
             assert_eq!(read_changes, changes);
             sizes.push(out.len());
@@ -300,6 +311,18 @@ mod tests {
         assert!(sizes.iter().all(|&size| size < 9), "{sizes:?}");
         let same = vec![vec![u64::MAX; 3]; 3];
         assert_eq!(there_and_back(&same, &[1, 1, 1]), [3, 3]);
+    }
+
+    #[test]
+    fn a_rate_arrives() {
+        for (mut rate, change) in [(0, 7), (1, 0), (100, 3), (5, u64::MAX), (u64::MAX, 1 << 62)] {
+            let steps = (0..300).take_while(|_| {
+                let arrived = rate == change;
+                rate = rate_after(rate, change);
+                !arrived
+            });
+            assert!(steps.count() < 300, "{change}");
+        }
     }
 
     #[test]

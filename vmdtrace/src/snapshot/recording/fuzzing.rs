@@ -111,17 +111,21 @@ mod tests {
         run(&input);
     }
 
+    /// After this time the differences happen not to have the separator.
+    const SECONDS_WITHOUT_SEPARATOR: u32 = 1;
+
     /// Small inputs to begin with.
     #[test]
     #[ignore = "makes the first inputs of the fuzz target"]
     fn make_the_first_inputs() {
         let mut server = Server::new(1, 1, 2);
-        server.run(1);
+        server.run(SECONDS_WITHOUT_SEPARATOR);
         let small = |server: &Server| {
             let mut snapshot = server.snapshot();
             snapshot.topology.disks.clear();
             snapshot.topology.controllers.clear();
             snapshot.counters.lines.truncate(1);
+            snapshot.counters.samples.clear();
             snapshot.probes.truncate(1);
             snapshot.activity = Some(Activity::default());
             snapshot
@@ -137,9 +141,9 @@ mod tests {
         let json = |snapshot| serde_json::to_string(&Moment::of(snapshot)).unwrap();
         let (template, numbers) = Template::split(&json(&first)).unwrap();
         let (_, next) = Template::split(&json(&second)).unwrap();
+        let rates = vec![0; numbers.len()];
         let mut coded = vec![0];
-        let changes = vec![0; numbers.len()];
-        columns::encode(&next, &numbers, &changes, template.columns(), &mut coded);
+        columns::encode(&next, &numbers, &rates, template.columns(), &mut coded);
         let whole = [b"\0", json(&first).as_bytes()].concat();
         type Frame<'a> = (u8, &'a [u8]);
         let frames: [(&str, &[Frame<'_>]); 3] = [

@@ -153,15 +153,15 @@ struct Stream {
     template: template::Template,
     /// The numbers of the Snapshot before, by column.
     numbers: Vec<u64>,
-    /// How much each changed when that one came.
-    changes: Vec<u64>,
+    /// How much each changes from one Snapshot to the next, about.
+    rates: Vec<u64>,
 }
 
 impl Stream {
     fn new(template: template::Template, numbers: Vec<u64>) -> Self {
         Self {
             template,
-            changes: vec![0; numbers.len()],
+            rates: vec![0; numbers.len()],
             numbers,
         }
     }

@@ -183,7 +183,7 @@ impl<R: BufRead> Reader<R> {
                 columns::decode(
                     coded,
                     &mut stream.numbers,
-                    &mut stream.changes,
+                    &mut stream.rates,
                     stream.template.columns(),
                 )
                 .ok_or("differences that are not understood")?;

@@ -85,6 +85,8 @@ impl<R: BufRead + Send> SnapshotSource for Replay<R> {
 
     /// A recording holds its topology.
     fn topology_changed(&self) {}
+
+    fn cpus_changed(&self) {}
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@ use crate::host::topology::{
     NumaNode, PciAddress, Port, Queue, Topology, Vector, VectorUse,
 };
 use crate::snapshot::{
-    Counters, CpuCounts, Detail, Host, LineCounts, LineKind, Probe, ProbeState, Snapshot, probes,
+    BioCounts, Counters, CpuCounts, Detail, DiskSamples, Host, LineCounts, LineKind, Probe,
+    ProbeState, RunCounts, SampleCounts, Snapshot, probes,
 };
 
 /// I/O of the whole server in a second, at four completions an interrupt.
@@ -105,6 +106,12 @@ impl Server {
             disks: found,
             problems: Vec::new(),
         };
+        let samples_of = |disk: &Disk| DiskSamples {
+            disk: disk.name.clone(),
+            controller: disk.controller.clone(),
+            counts: SampleCounts::default(),
+        };
+        let found_samples = topology.disks.iter().map(samples_of).collect();
         let probe = |name: &str| Probe {
             name: name.to_owned(),
             state: ProbeState::Attached,
@@ -128,11 +135,17 @@ impl Server {
             counters: Counters {
                 lines,
                 cpus: (0..cpus).map(cpu).collect(),
+                samples: found_samples,
+                other_samples: SampleCounts::default(),
+                bio: BioCounts::default(),
             },
             probes: [
                 probes::IRQ_HANDLER_ENTRY,
                 probes::IRQ_HANDLER_EXIT,
                 probes::NVME_SQ,
+                probes::BLOCK_RQ_COMPLETE,
+                probes::PLACEMENT,
+                probes::COMPLETION_TIMES,
                 probes::REPEATED_RUNS,
             ]
             .map(probe)
@@ -180,13 +193,13 @@ impl Server {
                         continue;
                     };
                     let (children, nothing, completions, ns) = below[&line.irq];
-                    let own_ns = runs * self.near(350, 20);
-                    line.depth0_runs += runs;
-                    line.child_runs += children;
-                    line.child_unhandled_runs += nothing;
-                    line.child_completions += completions;
-                    line.self_ns += own_ns;
-                    line.inclusive_ns += own_ns + ns;
+                    let own_ns = self.time(runs, 350);
+                    line.counts.depth0_runs += runs;
+                    line.counts.child_runs += children;
+                    line.counts.child_unhandled_runs += nothing;
+                    line.counts.child_completions += completions;
+                    line.counts.self_ns += own_ns;
+                    line.counts.inclusive_ns += own_ns + ns;
                     let cpu = (u64::from(line.irq) % cpus) as usize;
                     cpu_ns[cpu] += own_ns + ns;
                     cpu_runs[cpu] += runs;
@@ -198,8 +211,8 @@ impl Server {
             }
             let completions = self.noisy(per_queue);
             let handled = self.noisy(completions / 4 + 1);
-            let ns = handled * self.near(900, 60) + completions * self.near(150, 10);
-            line.completions += completions;
+            let ns = self.time(handled, 900) + self.time(completions, 150);
+            line.counts.completions += completions;
             *completed.entry(line.disk.clone().unwrap()).or_default() += completions;
             if let Some(parent) = line.parent_irq {
                 let runs = match vector_runs.get(&parent) {
@@ -211,29 +224,42 @@ impl Server {
                     }
                 };
                 let handled = handled.min(runs);
-                let nothing_ns = (runs - handled) * self.near(120, 10);
-                line.nested_runs += runs;
-                line.unhandled_runs += runs - handled;
-                line.self_ns += ns + nothing_ns;
-                line.inclusive_ns += ns + nothing_ns;
+                let nothing_ns = self.time(runs - handled, 120);
+                line.counts.nested_runs += runs;
+                line.counts.unhandled_runs += runs - handled;
+                line.counts.self_ns += ns + nothing_ns;
+                line.counts.inclusive_ns += ns + nothing_ns;
                 let sum = below.entry(parent).or_default();
                 sum.0 += runs;
                 sum.1 += runs - handled;
                 sum.2 += completions;
                 sum.3 += ns + nothing_ns;
             } else {
-                line.depth0_runs += handled;
-                line.self_ns += ns;
-                line.inclusive_ns += ns;
+                line.counts.depth0_runs += handled;
+                line.counts.self_ns += ns;
+                line.counts.inclusive_ns += ns;
                 let cpu = (queue - 1) as usize;
                 cpu_ns[cpu] += ns;
                 cpu_runs[cpu] += handled;
             }
-            line.repeated_runs = Some(0);
+            line.counts.repeated_runs = Some(0);
         }
         for (number, cpu) in snapshot.counters.cpus.iter_mut().enumerate() {
             cpu.interrupt_ns += cpu_ns[number];
             cpu.depth0_runs += cpu_runs[number];
+        }
+        for disk in &mut snapshot.counters.samples {
+            // One in 64; a quarter, a half and so on around the middle.
+            let sampled = completed[&disk.disk] / 64;
+            for (times, middle) in [
+                (&mut disk.counts.latency, 4),
+                (&mut disk.counts.handling, 1),
+            ] {
+                for (bucket, share) in [(0, 4), (1, 2), (2, 8), (3, 16), (5, 128)] {
+                    times.buckets[middle + bucket] += self.noisy(sampled / share);
+                }
+                times.sum_ns += self.time(sampled, 90_000);
+            }
         }
         let mut activity = snapshot.activity.take().unwrap();
         let all = activity.all_cpus.as_mut().unwrap();
@@ -253,7 +279,7 @@ impl Server {
             for (depth, usage) in cpu.idle.iter_mut().enumerate() {
                 let entries = self.noisy(400 >> (2 * depth));
                 usage.entries += entries;
-                usage.time_us += entries * self.near(120 << depth, 30);
+                usage.time_us += self.time(entries, 120 << depth);
             }
         }
         for (name, count) in &mut activity.softirqs {
@@ -263,10 +289,10 @@ impl Server {
             let reads = completed[&disk.name[..disk.name.len() - 2]];
             disk.reads += reads;
             disk.read_sectors += reads * BLOCK_SECTORS;
-            disk.read_ms += reads * self.near(90, 3) / 1000;
+            disk.read_ms += self.time(reads, 90) / 1000;
             disk.in_flight = self.near(64, 16);
             disk.busy_ms += self.near(1000, 1);
-            disk.in_flight_ms += reads * self.near(90, 3) / 1000;
+            disk.in_flight_ms += self.time(reads, 90) / 1000;
         }
         snapshot.activity = Some(activity);
         self.snapshot = snapshot;
@@ -282,6 +308,12 @@ impl Server {
     /// About `middle`, at most `most` off.
     fn near(&mut self, middle: u64, most: u64) -> u64 {
         (middle + self.next() % (2 * most + 1)).saturating_sub(most)
+    }
+
+    /// Of so many independent events that take this long on average, each with a
+    /// spread as wide as that.
+    fn time(&mut self, events: u64, mean: u64) -> u64 {
+        self.noisy(events) * mean + self.next() % mean
     }
 
     /// About `mean`, as far off as a count of independent events is.
@@ -336,16 +368,10 @@ fn line(
         disk: disk.map(str::to_owned),
         path,
         parent_irq: None,
-        depth0_runs: 0,
-        nested_runs: 0,
-        unhandled_runs: 0,
-        repeated_runs: Some(0),
-        inclusive_ns: 0,
-        self_ns: 0,
-        completions: 0,
-        child_runs: 0,
-        child_unhandled_runs: 0,
-        child_completions: 0,
+        counts: RunCounts {
+            repeated_runs: Some(0),
+            ..RunCounts::default()
+        },
     }
 }
 

@@ -141,17 +141,23 @@ impl<W: Write> Writer<W> {
                 columns::encode(
                     &numbers,
                     &old.numbers,
-                    &old.changes,
+                    &old.rates,
                     template.columns(),
                     &mut content,
                 );
-                let change = |(now, before): (&u64, &u64)| now.wrapping_sub(*before);
-                let changes = numbers.iter().zip(&old.numbers).map(change).collect();
+                let rates = numbers
+                    .iter()
+                    .zip(&old.numbers)
+                    .zip(&old.rates)
+                    .map(|((now, before), rate)| {
+                        columns::rate_after(*rate, now.wrapping_sub(*before))
+                    })
+                    .collect();
                 self.frame(Kind::Difference, &content)?;
                 Stream {
                     template,
                     numbers,
-                    changes,
+                    rates,
                 }
             }
             None => {

@@ -27,10 +27,16 @@ fn counters_are_differences_and_the_rest_is_of_the_end() {
         lines.find(|line| line.action == "nvme1q2").unwrap().clone()
     };
     let (before, after, between) = (find(&earlier), find(&later), line(&window, "nvme1q2"));
-    assert!(between.completions > 0);
-    assert_eq!(between.completions, after.completions - before.completions);
-    assert_eq!(between.self_ns, after.self_ns - before.self_ns);
-    assert_eq!(between.repeated_runs, Some(0));
+    assert!(between.counts.completions > 0);
+    assert_eq!(
+        between.counts.completions,
+        after.counts.completions - before.counts.completions
+    );
+    assert_eq!(
+        between.counts.self_ns,
+        after.counts.self_ns - before.counts.self_ns
+    );
+    assert_eq!(between.counts.repeated_runs, Some(0));
     assert_eq!(between.disk, after.disk);
     let (before, after) = (earlier.activity.unwrap(), later.activity.unwrap());
     let between = window.activity.unwrap();
@@ -60,7 +66,7 @@ fn nothing_between_is_zero() {
         counts
             .lines
             .iter()
-            .all(|it| it.runs() + it.self_ns + it.completions == 0)
+            .all(|it| it.runs() + it.counts.self_ns + it.counts.completions == 0)
     );
     assert!(
         counts
@@ -87,20 +93,20 @@ fn the_wrong_order_a_restart_and_a_reset_are_told_apart() {
     // Where it is not known when counting began, the counters tell.
     let mut reset = later.clone();
     reset.counting_since_ns = None;
-    reset.counters.lines[4].completions = 1;
+    reset.counters.lines[4].counts.completions = 1;
     let text = error(&earlier, &reset);
     assert!(
-        text.starts_with("completions of interrupt 28 (nvme0q1) went back from "),
+        text.starts_with("a counter of interrupt 28 (nvme0q1) went back from "),
         "{text}"
     );
     let mut reset = later.clone();
     reset.counters.cpus[1].interrupt_ns = 0;
-    assert!(error(&earlier, &reset).starts_with("interrupt_ns of CPU 1 went back from"));
+    assert!(error(&earlier, &reset).starts_with("a counter of CPU 1 went back from"));
     let mut reset = later.clone();
     reset.probes[1].missed_runs = Some(0);
     let mut missed = earlier.clone();
     missed.probes[1].missed_runs = Some(1);
-    assert!(error(&missed, &reset).starts_with("missed_runs of the probe irq_handler_exit"));
+    assert!(error(&missed, &reset).starts_with("a counter of the probe irq_handler_exit"));
     let mut vanished = later.clone();
     vanished
         .counters
@@ -165,12 +171,12 @@ fn a_line_whose_owner_becomes_known_is_the_same_line() {
     let (mut earlier, later) = two();
     let line_before = &mut earlier.counters.lines[4];
     (line_before.controller, line_before.disk, line_before.path) = (None, None, None);
-    let counted = line_before.completions;
+    let counted = line_before.counts.completions;
     let window = Window::between(&earlier, &later).unwrap();
     let between = line(&window, "nvme0q1");
     assert_eq!(
-        between.completions,
-        later.counters.lines[4].completions - counted
+        between.counts.completions,
+        later.counters.lines[4].counts.completions - counted
     );
     assert_eq!(window.changes, []);
 }
@@ -182,7 +188,7 @@ fn a_line_of_two_owners_is_two() {
     let mut other = later.counters.lines[4].clone();
     other.path = Some(DiskPath::Direct);
     other.controller = None;
-    other.completions = 5;
+    other.counts.completions = 5;
     later.counters.lines.push(other);
     let window = Window::between(&earlier, &later).unwrap();
     let counts: Vec<u64> = window
@@ -190,9 +196,10 @@ fn a_line_of_two_owners_is_two() {
         .lines
         .iter()
         .filter(|line| line.action == "nvme0q1")
-        .map(|line| line.completions)
+        .map(|line| line.counts.completions)
         .collect();
-    let first = later.counters.lines[4].completions - earlier.counters.lines[4].completions;
+    let first =
+        later.counters.lines[4].counts.completions - earlier.counters.lines[4].counts.completions;
     assert_eq!(counts, [first, 5]);
     assert_eq!(window.changes.len(), 1);
 }
@@ -211,11 +218,63 @@ fn the_coarser_detail_counts() {
         let lines = window.counters.lines.iter();
         lines
             .filter(|it| it.disk.as_deref() == Some("nvme1"))
-            .map(|it| it.completions)
+            .map(|it| it.counts.completions)
             .sum()
     };
     assert_eq!(of_disk(&sums), of_disk(&whole));
     assert!(sums.activity.unwrap().cpus.is_empty());
+}
+
+#[test]
+fn bios_are_subtracted_by_set_and_by_destination() {
+    use crate::snapshot::bio::{
+        BioAllocations, BioContext, BioDestination, BioFrees, BioPurpose, BioRegime,
+    };
+    let allocations = |set: &str, hits_own| BioAllocations {
+        set: set.to_owned(),
+        purpose: BioPurpose::Block,
+        hits_own,
+        hits_splice: 0,
+        misses_empty: 1,
+        misses_below_threshold: 0,
+        misses_reserve: 0,
+        without_cache: 0,
+        with_many_vectors: 0,
+        without_flag: 0,
+        failed: 0,
+        ambiguous: 0,
+        unpaired: 0,
+    };
+    let frees = |count| BioFrees {
+        destination: BioDestination::OwnList,
+        context: BioContext::Task,
+        count,
+    };
+    let (mut earlier, mut later) = two();
+    earlier.counters.bio = BioCounts {
+        regime: BioRegime::Unknown,
+        allocations: vec![allocations("a", 5)],
+        kmallocs: 3,
+        frees: vec![frees(2)],
+    };
+    later.counters.bio = BioCounts {
+        regime: BioRegime::OptIn,
+        allocations: vec![allocations("b", 7), allocations("a", 9)],
+        kmallocs: 4,
+        frees: vec![frees(10)],
+    };
+    let bio = Window::between(&earlier, &later).unwrap().counters.bio;
+    assert_eq!(bio.regime, BioRegime::OptIn);
+    assert_eq!(bio.allocations[0], allocations("b", 7));
+    assert_eq!(bio.allocations[1].hits_own, 4);
+    assert_eq!(bio.allocations[1].misses_empty, 0);
+    assert_eq!((bio.kmallocs, bio.frees[0].count), (1, 8));
+    later.counters.bio.kmallocs = 0;
+    let error = Window::between(&earlier, &later).unwrap_err().to_string();
+    assert!(
+        error.starts_with("the count of bios of no set went back"),
+        "{error}"
+    );
 }
 
 #[test]
