@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{record, replay, serve, topology};
+use crate::commands::{compare, diagnose, record, replay, serve, topology};
 
 /// What interrupts do behind an Intel VMD.
 #[derive(Debug, Parser)]
@@ -25,4 +25,6 @@ pub enum Command {
     Topology(topology::Args),
     Record(record::Args),
     Replay(replay::Args),
+    Diagnose(diagnose::Args),
+    Compare(compare::Args),
 }

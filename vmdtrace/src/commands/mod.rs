@@ -1,5 +1,7 @@
 //! One file per command, each thin: what it needs is computed elsewhere.
 
+pub mod compare;
+pub mod diagnose;
 pub mod record;
 pub mod replay;
 pub mod serve;

@@ -109,6 +109,7 @@ fn one_disk_in_both_modes() {
         iops_per_disk,
         latency_us: 54.0,
         nothing_per_completion: 0.02,
+        remote: if mode == Mode::Remap { 0.98 } else { 0.0 },
         ..Scene::default()
     };
     let diagnosis = two(
@@ -131,6 +132,8 @@ fn all_on_cpu_0() {
         iops_per_disk: 100_000,
         latency_us: 320.0,
         interrupt_ns: 6000,
+        remote: 0.87,
+        handling_us: 15.0,
         on_serving: Work {
             user: 0.05,
             system: 0.25,
@@ -179,6 +182,7 @@ fn managed_interrupts() {
         iops_per_disk: 20_000,
         interrupt_ns: 6000,
         nothing_per_completion: 0.1,
+        remote: 0.87,
         ..Scene::default()
     };
     for (mode, expected) in [
@@ -204,6 +208,8 @@ fn few_queues() {
         iops_per_disk: 150_000,
         latency_us: 400.0,
         interrupt_ns: 4000,
+        remote: 0.87,
+        handling_us: 15.0,
         on_serving: Work {
             user: 0.15,
             system: 0.45,

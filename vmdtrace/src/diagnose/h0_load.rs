@@ -24,7 +24,7 @@ fn judge(case: &Case<'_>) -> Judgement {
         );
     };
     let latency = case.group.latency_us;
-    let judgement = match (case.in_flight_ratio(), case.latency_growth()) {
+    let judgement = match (case.in_flight_ratio(), case.request_growth()) {
         (Some(depth), Some(growth)) => {
             let text = format!(
                 "{} of the faster window's requests are in flight per disk, at {growth:.2} times \
@@ -61,5 +61,5 @@ fn judge(case: &Case<'_>) -> Judgement {
             case.in_flight_ratio(),
             "times",
         )
-        .with("latency against the faster", case.latency_growth(), "times")
+        .with("latency against the faster", case.request_growth(), "times")
 }

@@ -1,6 +1,7 @@
 //! H1: the CPUs that serve interrupts have no time left.
 
 use super::{Case, Explanation, Judgement, NEEDS_CPUS, Remedy, Time, percent};
+use crate::host::topology::Mode;
 
 pub(super) const EXPLANATION: Explanation = Explanation {
     id: "h1-cpu-time",
@@ -90,7 +91,13 @@ pub(super) fn is_concentrated(case: &Case<'_>) -> bool {
 pub(super) fn concentration(case: &Case<'_>) -> Option<f64> {
     let serving = case.serving()?;
     let usable = f64::from(case.picture.usable_cpus?);
-    let could = serving.effective_lines?.min(usable);
+    let mut could = serving.effective_lines?.min(usable);
+    if case.group.mode != Some(Mode::Remap) {
+        // A queue's interrupts go to one of its own CPUs, the same for each disk:
+        // too few queues are another fault (h5-queues).
+        let queues = case.group.disks.iter().map(|disk| disk.io_queues);
+        could = could.min(f64::from(queues.max()?));
+    }
     // With less than two there is nothing to spread.
     (could >= 1.9).then(|| serving.effective_cpus / could)
 }

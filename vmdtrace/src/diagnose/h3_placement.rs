@@ -56,11 +56,14 @@ fn judge(case: &Case<'_>) -> Judgement {
     let by_interrupts = serving
         .interrupt_part
         .is_some_and(|part| part >= thresholds.interrupt_part);
+    let takes_time = handling_part.is_some_and(|part| part >= thresholds.handling_part);
+    let has_time = case.time_of(serving.busiest) == Time::Left;
+    let matters = takes_time || serving.busiest.is_some() && !has_time;
     let judgement = if few && is_local {
         Judgement::contradicted(format!(
             "{hottest}, but that is where the requests come from"
         ))
-    } else if few && (is_remote || is_full && by_interrupts) {
+    } else if few && (is_remote && matters || is_full && by_interrupts) {
         Judgement::supported(format!(
             "{hottest}, while other CPUs have time{}",
             if is_remote {
@@ -69,7 +72,7 @@ fn judge(case: &Case<'_>) -> Judgement {
                 ", and interrupts fill it"
             }
         ))
-    } else if is_remote && handling_part.is_some_and(|part| part >= thresholds.handling_part) {
+    } else if is_remote && takes_time {
         Judgement::supported(
             "most completions are of requests from other CPUs, and ending them there takes a large \
              part of the latency",
@@ -114,6 +117,7 @@ fn judge(case: &Case<'_>) -> Judgement {
         .with("of what they could be", concentration, "share")
         .with("busy, the busiest of them", serving.busiest, "of wall time")
         .with("busy, other CPUs", serving.others_busy, "of wall time")
-        .with("remote", remote, "of completions")
+        .with("by another CPU", remote, "of completions")
+        .with("by one of another cache", group.far_share, "of completions")
         .with("from completion to end", handling_part, "of the latency")
 }

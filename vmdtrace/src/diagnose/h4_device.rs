@@ -30,7 +30,7 @@ const TWO: &str = "a window with fewer busy disks of the same domain, or with th
 fn judge(case: &Case<'_>) -> Judgement {
     let thresholds = case.thresholds;
     let group = case.group;
-    let growth = case.latency_growth();
+    let growth = case.completion_growth();
     let judgement = verdict(case, growth);
     let latency = group.best_latency_us();
     judgement

@@ -35,7 +35,7 @@ fn judge(case: &Case<'_>) -> Judgement {
                 "the domain is {all}, and translates in both windows"
             ))
         } else if case
-            .latency_growth()
+            .request_growth()
             .is_some_and(|growth| growth >= case.thresholds.latency_grew)
         {
             Judgement::supported(format!(
@@ -69,7 +69,7 @@ fn judge(case: &Case<'_>) -> Judgement {
             Some(f64::from(case.group.busy_disks)),
             "disks",
         )
-        .with("latency against the faster", case.latency_growth(), "times")
+        .with("latency against the faster", case.request_growth(), "times")
 }
 
 /// Whether a domain called `DMA` is a strict one. Until 5.14 lazy ones were called so,

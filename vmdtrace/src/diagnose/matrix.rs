@@ -72,6 +72,7 @@ fn one_disk(mode: Mode) -> Scene {
         iops_per_disk: 1_183_000,
         latency_us: 54.0,
         nothing_per_completion: 0.02,
+        remote: if mode == Mode::Remap { 0.98 } else { 0.0 },
         ..Scene::default()
     }
 }
@@ -106,6 +107,8 @@ fn one_serving_cpu() -> Scene {
         nothing_per_completion: 0.3,
         on_serving: work(0.02, 0.15, 0.05),
         elsewhere: work(0.10, 0.20, 0.01),
+        remote: 0.94,
+        handling_us: 10.0,
         ..Scene::default()
     }
 }
@@ -131,6 +134,8 @@ pub(super) fn first_report(mode: Mode) -> Scene {
         on_serving: work(0.04 * part, 0.08 * part, 0.01 * part),
         elsewhere: work(0.02 * part, 0.02 * part, 0.0),
         nothing_per_completion: 0.9,
+        remote: if mode == Mode::Remap { 0.98 } else { 0.67 },
+        handling_us: 5.0,
         ..Scene::default()
     }
 }
@@ -161,6 +166,8 @@ fn injected() -> Vec<Injected> {
                 mode: Mode::Remap,
                 vectors: 127,
                 nothing_per_completion: 2.6,
+                remote: 0.98,
+                handling_us: 4.0,
                 ..healthy.clone()
             },
             None,
@@ -249,6 +256,7 @@ fn injected() -> Vec<Injected> {
                 queues: 8,
                 serving: (0..8).collect(),
                 on_serving: work(0.20, 0.45, 0.05),
+                remote: 0.87,
                 ..healthy.clone()
             },
             None,
@@ -521,12 +529,25 @@ fn placement_turns() {
         serving(|it, value| it.effective_cpus = value),
         [(8.0, Supported), (8.1, Contradicted)],
     );
+    let placement_unknown = |change: fn(&mut crate::diagnose::Serving, f64)| {
+        move |group: &mut Group, _: &mut Option<u32>, value: f64| {
+            group.remote_share = None;
+            change(group.serving.as_mut().unwrap(), value);
+        }
+    };
+    turns(
+        "h3-placement",
+        &pinned,
+        None,
+        placement_unknown(|it, value| it.busiest = Some(value)),
+        [(0.9, Supported), (0.89, Possible)],
+    );
     turns(
         "h3-placement",
         &pinned,
         None,
         serving(|it, value| it.busiest = Some(value)),
-        [(0.9, Supported), (0.89, Possible)],
+        [(0.7, Supported), (0.69, Possible)],
     );
     turns(
         "h3-placement",
@@ -539,7 +560,7 @@ fn placement_turns() {
         "h3-placement",
         &pinned,
         None,
-        serving(|it, value| it.interrupt_part = Some(value)),
+        placement_unknown(|it, value| it.interrupt_part = Some(value)),
         [(0.5, Supported), (0.49, Possible)],
     );
     let remote = |group: &mut Group, _: &mut Option<u32>, value| group.remote_share = Some(value);
@@ -555,11 +576,15 @@ fn placement_turns() {
         mode: Mode::Remap,
         ..Scene::default()
     };
+    let times_unknown = |group: &mut Group, _: &mut Option<u32>, value| {
+        group.remote_share = Some(value);
+        group.handling_us = None;
+    };
     turns(
         "h3-placement",
         &remap,
         None,
-        remote,
+        times_unknown,
         [(0.49, Contradicted), (0.5, Possible)],
     );
     let handling = |group: &mut Group, _: &mut Option<u32>, value| {
@@ -588,8 +613,24 @@ fn placement_turns() {
 fn device_turns() {
     let (slow, fast) = (first_report(Mode::Bypass), first_report(Mode::Remap));
     let latency = |group: &mut Group, _: &mut Option<u32>, value: f64| {
+        group.completion_us = Some(value * 442.5);
+    };
+    let whole = |group: &mut Group, _: &mut Option<u32>, value: f64| {
+        group.completion_us = None;
         group.latency_us = Some(value * 447.5);
     };
+    turns(
+        "h4-device",
+        &slow,
+        Some(&fast),
+        whole,
+        [
+            (1.09, Contradicted),
+            (1.11, Possible),
+            (1.24, Possible),
+            (1.26, Supported),
+        ],
+    );
     turns(
         "h4-device",
         &slow,

@@ -236,12 +236,22 @@ impl<'a> Case<'a> {
         self.time_of(self.serving().and_then(|serving| serving.busy))
     }
 
-    /// Latency against that of the faster window, of the same kind.
-    fn latency_growth(&self) -> Option<f64> {
+    /// Time of whole requests against that of the faster window.
+    fn request_growth(&self) -> Option<f64> {
+        let (_, faster) = self.faster?;
+        let (slow, fast) = self.group.latency_us.zip(faster.latency_us)?;
+        (fast > 0.0).then(|| slow / fast)
+    }
+
+    /// Time up to the completion against that of the faster window; of whole
+    /// requests where one of them has no samples.
+    fn completion_growth(&self) -> Option<f64> {
         let (_, faster) = self.faster?;
         let sampled = self.group.completion_us.zip(faster.completion_us);
-        let (slow, fast) = sampled.or_else(|| self.group.latency_us.zip(faster.latency_us))?;
-        (fast > 0.0).then(|| slow / fast)
+        match sampled {
+            Some((slow, fast)) => (fast > 0.0).then(|| slow / fast),
+            None => self.request_growth(),
+        }
     }
 
     /// Requests in flight per disk against those of the faster window.

@@ -11,7 +11,7 @@ use crate::host::NumberList;
 use crate::host::activity::{CpuActivity, DiskActivity};
 use crate::host::topology::{BlockSettings, Controller, Disk, DiskPath, Link, Machine, Mode};
 use crate::snapshot::window::{Change, Window};
-use crate::snapshot::{Detail, LineCounts, LineKind};
+use crate::snapshot::{Detail, LineCounts, LineKind, Remote, SampleCounts, Times};
 
 /// A host in a window of time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -78,6 +78,8 @@ pub struct Group {
     pub hottest_line: Option<(String, f64)>,
     /// Share of the completions that another CPU than the submitter's handled.
     pub remote_share: Option<f64>,
+    /// Of these, one that does not share the last-level cache.
+    pub far_share: Option<f64>,
     /// The CPUs its interrupts are delivered to.
     pub serving: Option<Serving>,
 }
@@ -427,19 +429,34 @@ impl<'a> Parts<'a> {
             .zip(timed)
             .and_then(|(in_flight, iops)| ratio(in_flight * 1e6, iops));
         let interrupts = self.sum(LineCounts::hardware_interrupts);
-        let completions = self.sum(|line| line.completions);
+        let completions = self.sum(|line| line.counts.completions);
         let has_interrupts = counted.interrupts && interrupts > 0.0;
-        let child_runs = self.sum(|line| line.child_runs);
-        let nothing = self.sum(|line| line.child_unhandled_runs);
+        let child_runs = self.sum(|line| line.counts.child_runs);
+        let nothing = self.sum(|line| line.counts.child_unhandled_runs);
         let remaps = self.controller.is_some_and(|it| it.mode == Mode::Remap);
         let child = |value: Option<f64>| value.filter(|_| has_interrupts && remaps);
         let time = self.sum(|line| {
             if line.hardware_interrupts() > 0 {
-                line.inclusive_ns
+                line.counts.inclusive_ns
             } else {
                 0
             }
         });
+        let remote = self.sum(|line| {
+            let Remote {
+                same_cache,
+                other_cache,
+                other_node,
+                unknown: _,
+            } = line.counts.remote;
+            same_cache
+                .saturating_add(other_cache)
+                .saturating_add(other_node)
+        });
+        let near = self.sum(|line| line.counts.remote.same_cache);
+        // Whose submitter is not known is not in it.
+        let placed = completions - self.sum(|line| line.counts.remote.unknown);
+        let placement = counted.placement && counted.interrupts && counted.completions;
         let vectors = self.controller.filter(|_| remaps).map(|controller| {
             let serving = controller
                 .vectors
@@ -484,8 +501,12 @@ impl<'a> Parts<'a> {
             iops,
             in_flight,
             latency_us,
-            completion_us: None,
-            handling_us: None,
+            completion_us: self
+                .sampled_us(|it| &it.latency)
+                .filter(|_| counted.latency),
+            handling_us: self
+                .sampled_us(|it| &it.handling)
+                .filter(|_| counted.handling),
             interrupts: ratio(interrupts, self.seconds()).filter(|_| counted.interrupts),
             completions_per_interrupt: ratio(completions, interrupts)
                 .filter(|_| has_interrupts && counted.completions && completions > 0.0),
@@ -496,9 +517,24 @@ impl<'a> Parts<'a> {
             interrupt_ns_per_io: ratio(time, completions)
                 .filter(|_| counted.handler_time && counted.completions),
             hottest_line: self.hottest_line(),
-            remote_share: None,
+            remote_share: ratio(remote, placed).filter(|_| placement),
+            far_share: ratio(remote - near, placed).filter(|_| placement),
             serving: self.serving(cpus),
         }
+    }
+
+    /// Mean of the times that were sampled of its disks.
+    fn sampled_us(&self, times: impl Fn(&SampleCounts) -> &Times) -> Option<f64> {
+        let is_ours = |disk: &str| self.disks.iter().any(|it| it.name == disk);
+        let samples = self.window.counters.samples.iter();
+        let (mut sum_ns, mut count) = (0.0, 0.0);
+        for samples in samples.filter(|it| is_ours(&it.disk)) {
+            let times = times(&samples.counts);
+            sum_ns += times.sum_ns as f64;
+            // Not `Times::count`: whatever is in a file must not overflow.
+            count += times.buckets.iter().map(|&it| it as f64).sum::<f64>();
+        }
+        ratio(sum_ns / 1e3, count)
     }
 
     fn disk(&self, disk: &Disk) -> DiskUse {
@@ -535,8 +571,12 @@ impl<'a> Parts<'a> {
             let lines = self.lines.iter();
             lines.filter(|line| line.disk.as_deref() == Some(&disk.name))
         };
-        let completions = (self.window.counted.completions && self.window.counted.interrupts)
-            .then(|| lines().map(|line| line.completions as f64).sum::<f64>());
+        let completions =
+            (self.window.counted.completions && self.window.counted.interrupts).then(|| {
+                lines()
+                    .map(|line| line.counts.completions as f64)
+                    .sum::<f64>()
+            });
         // Flushes and discards are completions and no reads or writes; beyond
         // a tenth something bypasses the block device.
         let most_others = 1.1;
@@ -581,7 +621,7 @@ impl<'a> Parts<'a> {
         if line.hardware_interrupts() == 0 {
             0.0
         } else if self.window.counted.handler_time {
-            line.inclusive_ns as f64
+            line.counts.inclusive_ns as f64
         } else {
             line.hardware_interrupts() as f64
         }

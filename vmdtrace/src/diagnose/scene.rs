@@ -8,7 +8,8 @@ use crate::host::topology::{
 };
 use crate::snapshot::window::Window;
 use crate::snapshot::{
-    Counters, CpuCounts, Detail, Host, LineCounts, LineKind, Probe, ProbeState, Snapshot, probes,
+    BioCounts, Counters, CpuCounts, Detail, DiskSamples, Host, LineCounts, LineKind, Probe,
+    ProbeState, Remote, RunCounts, SampleCounts, Snapshot, Times, probes,
 };
 
 const VMD: &str = "0000:97:00.5";
@@ -54,6 +55,10 @@ pub(super) struct Scene {
     pub(super) port: (u32, u32),
     pub(super) scheduler: &'static str,
     pub(super) mitigation: &'static str,
+    /// Completions on another CPU than the submitter's, with another cache.
+    pub(super) remote: f64,
+    /// Of the latency, from the completion to the end.
+    pub(super) handling_us: f64,
     /// CPUs kept from the scheduler and from managed interrupts.
     pub(super) isolated: Option<&'static str>,
     pub(super) virtual_machine: bool,
@@ -88,6 +93,8 @@ impl Default for Scene {
             port: (16_000, 4),
             scheduler: "none",
             mitigation: "Not affected",
+            remote: 0.02,
+            handling_us: 1.0,
             isolated: None,
             virtual_machine: false,
         }
@@ -139,12 +146,12 @@ impl Scene {
             for vector in 0..=self.vectors {
                 let mut line = line(24 + vector, "vmd0".to_owned(), LineKind::VmdVector);
                 if vector > 0 {
-                    line.depth0_runs = runs;
-                    line.inclusive_ns = runs * self.interrupt_ns;
-                    line.self_ns = line.inclusive_ns / 3;
-                    line.child_runs = nothing + runs;
-                    line.child_unhandled_runs = nothing;
-                    line.child_completions = completions;
+                    line.counts.depth0_runs = runs;
+                    line.counts.inclusive_ns = runs * self.interrupt_ns;
+                    line.counts.self_ns = line.counts.inclusive_ns / 3;
+                    line.counts.child_runs = nothing + runs;
+                    line.counts.child_unhandled_runs = nothing;
+                    line.counts.child_completions = completions;
                     interrupt(self.serving_cpu(vector - 1), runs);
                 }
                 lines.push(line);
@@ -157,14 +164,18 @@ impl Scene {
                 line.disk = Some(format!("nvme{disk}"));
                 line.path = Some(self.path());
                 if queue > 0 && is_busy(disk) {
-                    line.completions = per_queue;
+                    line.counts.completions = per_queue;
+                    line.counts.remote = Remote {
+                        other_cache: (per_queue as f64 * self.remote) as u64,
+                        ..Remote::default()
+                    };
                     let runs = (per_queue as f64 / self.completions_per_interrupt) as u64;
                     if self.remaps() {
-                        line.nested_runs = runs;
+                        line.counts.nested_runs = runs;
                     } else {
-                        line.depth0_runs = runs;
-                        line.inclusive_ns = runs * self.interrupt_ns;
-                        line.self_ns = line.inclusive_ns;
+                        line.counts.depth0_runs = runs;
+                        line.counts.inclusive_ns = runs * self.interrupt_ns;
+                        line.counts.self_ns = line.counts.inclusive_ns;
                         interrupt(self.serving_cpu(queue - 1), runs);
                     }
                 }
@@ -199,16 +210,45 @@ impl Scene {
                         ..CpuCounts::default()
                     })
                     .collect(),
+                samples: (0..self.busy_disks)
+                    .map(|disk| self.samples(disk, per_queue))
+                    .collect(),
+                other_samples: SampleCounts::default(),
+                bio: BioCounts::default(),
             },
             probes: [
                 probes::IRQ_HANDLER_ENTRY,
                 probes::IRQ_HANDLER_EXIT,
                 probes::NVME_SQ,
+                probes::BLOCK_RQ_COMPLETE,
+                probes::PLACEMENT,
+                probes::COMPLETION_TIMES,
                 probes::REPEATED_RUNS,
             ]
             .map(probe)
             .into(),
             activity: Some(activity),
+        }
+    }
+
+    fn samples(&self, disk: u32, per_queue: u64) -> DiskSamples {
+        let sampled = per_queue * u64::from(self.queues) / 64;
+        let times = |us: f64| {
+            let mut times = Times {
+                sum_ns: (sampled as f64 * us * 1e3) as u64,
+                ..Times::default()
+            };
+            times.buckets[7] = sampled;
+            times
+        };
+        DiskSamples {
+            disk: format!("nvme{disk}"),
+            controller: Some(PciAddress(VMD.to_owned())),
+            counts: SampleCounts {
+                latency: times((self.latency_us - self.handling_us).max(0.0)),
+                handling: times(self.handling_us),
+                without_start: 0,
+            },
         }
     }
 
@@ -423,15 +463,9 @@ fn line(irq: u32, action: String, kind: LineKind) -> LineCounts {
         disk: None,
         path: None,
         parent_irq: None,
-        depth0_runs: 0,
-        nested_runs: 0,
-        unhandled_runs: 0,
-        repeated_runs: Some(0),
-        inclusive_ns: 0,
-        self_ns: 0,
-        completions: 0,
-        child_runs: 0,
-        child_unhandled_runs: 0,
-        child_completions: 0,
+        counts: RunCounts {
+            repeated_runs: Some(0),
+            ..RunCounts::default()
+        },
     }
 }

@@ -93,6 +93,10 @@ fn numbers_are_those_of_the_scene() {
     close(group.runs_per_interrupt, 4.0);
     close(group.nothing_share, 0.75);
     close(group.interrupt_ns_per_io, 750.0);
+    close(group.completion_us, 84.0);
+    close(group.handling_us, 1.0);
+    close(group.remote_share, 0.02);
+    close(group.far_share, 0.02);
     close(group.sharing_factor, 12.0 * 65.0 / 63.0);
     assert_eq!(group.vectors, Some(63));
     assert_eq!(group.busy_disks, 12);

@@ -1,0 +1,351 @@
+//! A diagnosis as text for people, at most 100 columns wide.
+
+use std::fmt::Write as _;
+
+use crate::diagnose::picture::{Group, Picture, Serving};
+use crate::diagnose::{Diagnosis, Finding, Number, Verdict};
+use crate::host::{NumberList, printable};
+
+const WIDTH: usize = 100;
+/// Where the values of facts begin.
+const VALUES: usize = 27;
+
+pub(super) fn render(diagnosis: &Diagnosis) -> String {
+    let mut text = String::new();
+    if let Some(faster) = &diagnosis.faster {
+        picture(&mut text, "the faster window", faster);
+        text.push('\n');
+        picture(
+            &mut text,
+            "the slower window, which is judged",
+            &diagnosis.picture,
+        );
+    } else {
+        picture(&mut text, "the window", &diagnosis.picture);
+    }
+    text.push('\n');
+    findings(&mut text, diagnosis);
+    text
+}
+
+fn picture(text: &mut String, title: &str, picture: &Picture) {
+    let Picture {
+        seconds,
+        kernel,
+        usable_cpus,
+        groups,
+        cpus: _,
+        cpu_ns_per_io,
+        machine: _,
+        notes,
+    } = picture;
+    let _ = writeln!(
+        text,
+        "{title}: {seconds:.1} s, kernel {}",
+        printable(kernel)
+    );
+    fact(
+        text,
+        "CPUs not isolated",
+        usable_cpus.map(|it| it.to_string()),
+    );
+    fact(
+        text,
+        "CPU time, whole host",
+        cpu_ns_per_io.map(|it| format!("{it:.0} ns per I/O")),
+    );
+    if groups.iter().all(|group| group.disks.is_empty()) {
+        text.push_str("  no NVMe disk\n");
+    }
+    for group in groups {
+        self::group(text, group);
+    }
+    for note in notes {
+        wrapped(text, "  note: ", 8, &printable(note));
+    }
+}
+
+fn group(text: &mut String, group: &Group) {
+    let Group {
+        name,
+        mode,
+        mode_told_by,
+        iommu,
+        vectors,
+        sharing_factor,
+        disks,
+        busy_disks,
+        iops,
+        in_flight,
+        latency_us,
+        completion_us,
+        handling_us,
+        interrupts,
+        completions_per_interrupt,
+        runs_per_interrupt,
+        nothing_share,
+        nothing_per_completion: _,
+        interrupt_ns_per_io,
+        hottest_line,
+        remote_share,
+        far_share,
+        serving,
+    } = group;
+    match mode {
+        Some(mode) => {
+            let told = mode_told_by.join("; ");
+            let title = format!("VMD {name}: {} ({})", mode.as_str(), printable(&told));
+            wrapped(text, "\n  ", 4, &title);
+        }
+        None => text.push_str("\n  disks behind no VMD\n"),
+    }
+    let us = |value: &Option<f64>| value.map(|it| format!("{it:.1} us"));
+    let percent = |value: &Option<f64>| value.map(|it| format!("{:.1} %", it * 100.0));
+    fact(
+        text,
+        "disks",
+        Some(format!("{}, {busy_disks} of them busy", disks.len())),
+    );
+    if *mode == Some(crate::host::topology::Mode::Remap) {
+        fact(text, "vectors for NVMe", vectors.map(|it| it.to_string()));
+        fact(
+            text,
+            "queues per vector",
+            sharing_factor.map(|it| format!("{it:.1}")),
+        );
+        fact(
+            text,
+            "runs per interrupt",
+            runs_per_interrupt.map(|it| format!("{it:.2}")),
+        );
+        fact(text, "of these for nothing", percent(nothing_share));
+    }
+    let none = || "none".to_owned();
+    fact(
+        text,
+        "IOMMU domain",
+        Some(if iommu.is_empty() {
+            none()
+        } else {
+            iommu.join(", ")
+        }),
+    );
+    fact(text, "IOPS", iops.map(|it| format!("{it:.0}")));
+    fact(text, "in flight", in_flight.map(|it| format!("{it:.1}")));
+    fact(text, "latency", us(latency_us));
+    fact(text, "start to completion", us(completion_us));
+    fact(text, "completion to end", us(handling_us));
+    fact(
+        text,
+        "hardware interrupts",
+        interrupts.map(|it| format!("{it:.0} per second")),
+    );
+    fact(
+        text,
+        "completions per interrupt",
+        completions_per_interrupt.map(|it| format!("{it:.2}")),
+    );
+    fact(
+        text,
+        "interrupt time",
+        interrupt_ns_per_io.map(|it| format!("{it:.0} ns per I/O")),
+    );
+    fact(
+        text,
+        "hottest line",
+        hottest_line
+            .as_ref()
+            .map(|(line, share)| format!("{} with {:.1} %", printable(line), share * 100.0)),
+    );
+    fact(text, "by another CPU", percent(remote_share));
+    fact(text, "by one of another cache", percent(far_share));
+    match serving {
+        Some(serving) => self::serving(text, serving),
+        None => fact(text, "serving CPUs", None),
+    }
+}
+
+fn serving(text: &mut String, serving: &Serving) {
+    let list = NumberList::from_numbers(serving.cpus.iter().copied());
+    fact(
+        text,
+        "serving CPUs",
+        Some(format!(
+            "{list} (effectively {:.1})",
+            serving.effective_cpus
+        )),
+    );
+    let percent = |value: Option<f64>| value.map(|it| format!("{:.1} %", it * 100.0));
+    fact(
+        text,
+        "hottest of them",
+        Some(format!(
+            "CPU {} with {:.1} % of the interrupt time",
+            serving.hottest_cpu,
+            serving.hottest_share * 100.0
+        )),
+    );
+    fact(text, "they are busy", percent(serving.busy));
+    fact(text, "with interrupts", percent(serving.interrupt_part));
+    fact(text, "other CPUs are busy", percent(serving.others_busy));
+}
+
+/// A fact; one that was not measured says so.
+fn fact(text: &mut String, name: &str, value: Option<String>) {
+    let value = value.unwrap_or_else(|| "not measured".to_owned());
+    let label = format!("    {name:<width$}", width = VALUES - 4);
+    wrapped(text, &label, VALUES, &printable(&value));
+}
+
+fn findings(text: &mut String, diagnosis: &Diagnosis) {
+    if diagnosis.supported().next().is_none() {
+        text.push_str("nothing found: no explanation is supported by these numbers\n");
+    }
+    let many = diagnosis
+        .findings
+        .iter()
+        .any(|finding| finding.of != diagnosis.findings[0].of);
+    for finding in &diagnosis.findings {
+        self::finding(text, finding, many);
+    }
+}
+
+fn finding(text: &mut String, finding: &Finding, many: bool) {
+    let Finding {
+        id,
+        title,
+        of,
+        verdict,
+        why,
+        numbers,
+        to_settle,
+        remedies,
+    } = finding;
+    let of = if many {
+        format!(" [{of}]")
+    } else {
+        String::new()
+    };
+    wrapped(
+        text,
+        "",
+        2,
+        &format!("{}: {id}{of}: {title}", verdict.as_str()),
+    );
+    wrapped(text, "    ", 4, &printable(why));
+    if *verdict != Verdict::NotMeasured && !numbers.is_empty() {
+        let numbers: Vec<String> = numbers.iter().map(number).collect();
+        wrapped(text, "    ", 4, &numbers.join("; "));
+    }
+    if let Some(to_settle) = to_settle {
+        wrapped(text, "    to settle: ", 6, to_settle);
+    }
+    for remedy in *remedies {
+        wrapped(
+            text,
+            "    remedy: ",
+            6,
+            &format!("{}. Price: {}", remedy.what, remedy.price),
+        );
+    }
+    if !remedies.is_empty() {
+        wrapped(text, "    ", 4, &format!("docs/diagnosis.md#{id}"));
+    }
+}
+
+fn number(number: &Number) -> String {
+    let Number { name, value, unit } = number;
+    let digits = if value.abs() < 100.0 { 2 } else { 0 };
+    format!("{name} {value:.digits$} {unit}")
+}
+
+/// `content` after `begin`, in lines of at most [`WIDTH`].
+fn wrapped(text: &mut String, begin: &str, indent: usize, content: &str) {
+    text.push_str(begin);
+    let mut column = begin.trim_start_matches('\n').chars().count();
+    let mut is_first = true;
+    for word in content.split_whitespace() {
+        let length = word.chars().count();
+        if !is_first && column + 1 + length > WIDTH {
+            text.push('\n');
+            text.push_str(&" ".repeat(indent));
+            column = indent;
+        } else if !is_first {
+            text.push(' ');
+            column += 1;
+        }
+        text.push_str(word);
+        column += length;
+        is_first = false;
+    }
+    text.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diagnose::thresholds::Thresholds;
+    use crate::snapshot::recording::Reader;
+
+    fn diagnosis(names: &[&str]) -> Diagnosis {
+        let thresholds = Thresholds::default();
+        let mut pictures: Vec<Picture> = names
+            .iter()
+            .map(|name| {
+                let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+                let path = root.join(format!("tests/recordings/cases/{name}.vmdtrace"));
+                let reader = Reader::open(&path).unwrap();
+                let recorded = crate::diagnose::recorded::Recorded::read(reader).unwrap();
+                Picture::of(&recorded.window, &thresholds)
+            })
+            .collect();
+        let first = pictures.remove(0);
+        match pictures.pop() {
+            None => Diagnosis::of(first, &thresholds),
+            Some(second) => Diagnosis::of_two(first, second, &thresholds),
+        }
+    }
+
+    #[test]
+    fn healthy_is_said_with_the_numbers() {
+        let text = render(&diagnosis(&["managed"]));
+        assert!(text.contains("\nnothing found: no explanation"), "{text}");
+        assert!(
+            text.contains("    IOPS                       2999808\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("\n    serving CPUs               0-63 (effectively 64.0)\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("VMD 0000:97:00.5: bypass (msi_irqs: absent"),
+            "{text}"
+        );
+        assert!(
+            text.lines().all(|line| line.chars().count() <= WIDTH),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn found_first_with_remedies_and_page() {
+        let text = render(&diagnosis(&["first-bypass", "first-remap"]));
+        let found = text.find("\nsupported: h4-device: ").unwrap();
+        assert!(found < text.find("\ncontradicted: ").unwrap(), "{text}");
+        assert!(text.contains("remedy: VMD off in the BIOS"), "{text}");
+        assert!(text.contains("docs/diagnosis.md#h4-device\n"), "{text}");
+        assert!(!text.contains("nothing found"), "{text}");
+        assert!(text.find("the faster window").unwrap() < text.find("which is judged").unwrap());
+    }
+
+    #[test]
+    fn nothing_there() {
+        let thresholds = Thresholds::default();
+        let mut empty = diagnosis(&["managed"]).picture;
+        empty.groups.clear();
+        let text = render(&Diagnosis::of(empty, &thresholds));
+        assert!(text.contains("  no NVMe disk\n"), "{text}");
+        assert!(text.contains("nothing found"), "{text}");
+    }
+}
