@@ -1,10 +1,11 @@
 //! `vmdtrace compare`: what differs between two recordings, and why the slower
 //! one is slower.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::diagnose::{Output, print, recorded, thresholds};
 use crate::diagnose::Diagnosis;
+use crate::diagnose::compare::relative_error;
 use crate::diagnose::picture::Picture;
 
 /// Say why one of two recordings is slower, with the numbers
@@ -28,7 +29,13 @@ pub struct Args {
 /// When a file cannot be read.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let thresholds = thresholds(args.thresholds.as_deref())?;
-    let a = Picture::of(&recorded(&args.a)?.window, &thresholds);
-    let b = Picture::of(&recorded(&args.b)?.window, &thresholds);
-    print(&Diagnosis::of_two(a, b, &thresholds), args.output)
+    let picture = |file: &Path| -> anyhow::Result<Picture> {
+        let recorded = recorded(file)?;
+        Ok(Picture {
+            rate_error: relative_error(&recorded.rates),
+            ..Picture::of(&recorded.window, &thresholds)
+        })
+    };
+    let diagnosis = Diagnosis::of_two(picture(&args.a)?, picture(&args.b)?, &thresholds);
+    print(&diagnosis, args.output)
 }

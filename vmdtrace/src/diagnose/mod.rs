@@ -5,6 +5,7 @@
 //! One file for each explanation; [`picture`] has what they judge by,
 //! [`thresholds`] where they turn.
 
+pub mod compare;
 mod h0_load;
 mod h1_cpu_time;
 mod h2_batching;
@@ -30,6 +31,7 @@ mod tests;
 
 use serde::Serialize;
 
+use compare::Comparison;
 use picture::{Group, Picture, Serving};
 use thresholds::Thresholds;
 
@@ -98,6 +100,8 @@ pub struct Diagnosis {
     pub picture: Picture,
     /// The one compared with: the one with more I/O per disk.
     pub faster: Option<Picture>,
+    /// What differs from it, for each controller.
+    pub comparisons: Vec<Comparison>,
     /// Best supported first.
     pub findings: Vec<Finding>,
 }
@@ -123,6 +127,7 @@ impl Diagnosis {
             findings: ranked(findings),
             picture,
             faster: None,
+            comparisons: Vec::new(),
         }
     }
 
@@ -146,12 +151,15 @@ impl Diagnosis {
             with_disks.cloned().collect()
         };
         let (groups, counterparts) = (with_disks(&slower), with_disks(&faster));
-        let mut findings = Vec::new();
+        let (mut findings, mut comparisons) = (Vec::new(), Vec::new());
         for group in &groups {
             let counterpart = match &counterparts[..] {
                 [only] if groups.len() == 1 => Some(only),
                 _ => counterparts.iter().find(|it| it.name == group.name),
             };
+            comparisons.extend(counterpart.map(|counterpart| {
+                Comparison::of((&slower, group), (&faster, counterpart), thresholds)
+            }));
             findings.extend(judge(&Case {
                 picture: &slower,
                 group,
@@ -163,6 +171,7 @@ impl Diagnosis {
             findings: ranked(findings),
             picture: slower,
             faster: Some(faster),
+            comparisons,
         }
     }
 

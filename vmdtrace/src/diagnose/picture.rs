@@ -30,6 +30,9 @@ pub struct Picture {
     /// Time that CPUs were not idle, per I/O of all NVMe disks, in
     /// nanoseconds; what else runs on the host is in it.
     pub cpu_ns_per_io: Option<f64>,
+    /// Standard error of the I/O rate as a share of it, from the spread inside
+    /// a recording ([`relative_error`](super::compare::relative_error)).
+    pub rate_error: Option<f64>,
     #[serde(skip)]
     pub machine: Machine,
     /// What makes the numbers less than they seem.
@@ -179,6 +182,7 @@ impl Picture {
             cpu_ns_per_io: cpu_ns_per_io(window, &groups, seconds),
             groups,
             cpus,
+            rate_error: None,
             machine: topology.machine.clone(),
             notes,
         }

@@ -49,7 +49,7 @@ pub struct Threshold {
 thresholds! {
     least_iops = 100.0, "I/Os per second", "Below this a controller counts as idle: rates of so few events are noise within ten seconds.";
     busy_disk_share = 0.25, "of the busiest disk's IOPS", "A disk below this share takes no part in the load that is looked at.";
-    cpu_full = 0.90, "busy share of a CPU", "Queueing theory: beyond nine tenths the waiting time is ten service times and more.";
+    cpu_full = 0.90, "busy share of a CPU", "Queueing theory: beyond nine tenths requests wait for nine service times and more (M/M/1).";
     cpu_free = 0.70, "busy share of a CPU", "Below this a CPU has time to spare in every period of a few milliseconds; between the two nothing is claimed.";
     interrupt_part = 0.50, "of a CPU's busy time", "Handlers and softirqs are the largest part for certain only when they are half.";
     deep_in_flight = 32.0, "requests in flight per disk", "A Gen4 disk of 1 million IOPS at 80 us has 80 in flight (Little); with half of that it is near its limit, and less than 32 does not get there.";
@@ -70,6 +70,7 @@ thresholds! {
     deep_idle_seldom = 0.10, "entries into deep idle per interrupt", "At most a tenth of the latency's samples has an exit in it.";
     deep_idle_part = 0.25, "of the latency", "An exit time below a quarter of the latency cannot have made it grow by latency_grew.";
     cpu_time_grew = 1.20, "times the CPU time per I/O", "Published costs of mitigations and schedulers begin at some ten per cent; runs differ by a few.";
+    change_floor = 0.05, "of the smaller number", "Runs of the same load differ by up to a few per cent even where the spread inside each is smaller.";
     cpu_time_same = 1.10, "times the CPU time per I/O", "Within the spread of runs. Between this and cpu_time_grew nothing is claimed.";
 }
 

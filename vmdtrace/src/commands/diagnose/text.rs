@@ -2,13 +2,14 @@
 
 use std::fmt::Write as _;
 
+use crate::diagnose::compare::{Comparison, Difference};
 use crate::diagnose::picture::{Group, Picture, Serving};
 use crate::diagnose::{Diagnosis, Finding, Number, Verdict};
 use crate::host::{NumberList, printable};
 
 const WIDTH: usize = 100;
 /// Where the values of facts begin.
-const VALUES: usize = 27;
+const VALUES: usize = 31;
 
 pub(super) fn render(diagnosis: &Diagnosis) -> String {
     let mut text = String::new();
@@ -22,6 +23,9 @@ pub(super) fn render(diagnosis: &Diagnosis) -> String {
         );
     } else {
         picture(&mut text, "the window", &diagnosis.picture);
+    }
+    for comparison in &diagnosis.comparisons {
+        self::comparison(&mut text, comparison);
     }
     text.push('\n');
     findings(&mut text, diagnosis);
@@ -37,6 +41,7 @@ fn picture(text: &mut String, title: &str, picture: &Picture) {
         cpus: _,
         cpu_ns_per_io,
         machine: _,
+        rate_error,
         notes,
     } = picture;
     let _ = writeln!(
@@ -49,6 +54,10 @@ fn picture(text: &mut String, title: &str, picture: &Picture) {
         "CPUs not isolated",
         usable_cpus.map(|it| it.to_string()),
     );
+    if let Some(error) = rate_error {
+        let error = format!("{:.1} % of the rate", error * 100.0);
+        fact(text, "standard error", Some(error));
+    }
     fact(
         text,
         "CPU time, whole host",
@@ -187,7 +196,9 @@ fn serving(text: &mut String, serving: &Serving) {
     );
     fact(text, "they are busy", percent(serving.busy));
     fact(text, "with interrupts", percent(serving.interrupt_part));
-    fact(text, "other CPUs are busy", percent(serving.others_busy));
+    if let Some(others) = serving.others_busy {
+        fact(text, "other CPUs are busy", percent(Some(others)));
+    }
 }
 
 /// A fact; one that was not measured says so.
@@ -195,6 +206,49 @@ fn fact(text: &mut String, name: &str, value: Option<String>) {
     let value = value.unwrap_or_else(|| "not measured".to_owned());
     let label = format!("    {name:<width$}", width = VALUES - 4);
     wrapped(text, &label, VALUES, &printable(&value));
+}
+
+fn comparison(text: &mut String, comparison: &Comparison) {
+    let Comparison {
+        of,
+        changed,
+        same,
+        missing,
+        noise,
+        cautions,
+    } = comparison;
+    let noise = match noise {
+        Some(noise) => format!("chance alone is {:.1} %", noise * 100.0),
+        None => "what chance does is not known: too few snapshots".to_owned(),
+    };
+    let _ = writeln!(text, "\nslower against faster, {of} ({noise})");
+    for caution in cautions {
+        wrapped(text, "  caution: ", 8, caution);
+    }
+    for (title, differences) in [("changed, most first", changed), ("the same", same)] {
+        if differences.is_empty() {
+            continue;
+        }
+        let _ = writeln!(text, "  {title}:");
+        for difference in differences {
+            let Difference {
+                name,
+                unit,
+                slower,
+                faster,
+            } = difference;
+            let digits = |value: f64| if value.abs() < 100.0 { 2 } else { 0 };
+            let value = format!(
+                "{slower:.*} against {faster:.*} {unit}",
+                digits(*slower),
+                digits(*faster)
+            );
+            fact(text, name, Some(value));
+        }
+    }
+    for name in missing {
+        wrapped(text, "  in one of them only: ", 8, name);
+    }
 }
 
 fn findings(text: &mut String, diagnosis: &Diagnosis) {
@@ -309,13 +363,14 @@ mod tests {
     #[test]
     fn healthy_is_said_with_the_numbers() {
         let text = render(&diagnosis(&["managed"]));
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(text.contains("\nnothing found: no explanation"), "{text}");
         assert!(
-            text.contains("    IOPS                       2999808\n"),
+            words.contains(" IOPS 2999962 in flight 255.0 latency 85.0 us "),
             "{text}"
         );
         assert!(
-            text.contains("\n    serving CPUs               0-63 (effectively 64.0)\n"),
+            words.contains(" serving CPUs 0-63 (effectively 64.0) "),
             "{text}"
         );
         assert!(
@@ -336,6 +391,11 @@ mod tests {
         assert!(text.contains("remedy: VMD off in the BIOS"), "{text}");
         assert!(text.contains("docs/diagnosis.md#h4-device\n"), "{text}");
         assert!(!text.contains("nothing found"), "{text}");
+        assert!(
+            text.contains("  changed, most first:\n    hardware interrupts"),
+            "{text}"
+        );
+        assert!(text.contains("too few snapshots"), "{text}");
         assert!(text.find("the faster window").unwrap() < text.find("which is judged").unwrap());
     }
 
