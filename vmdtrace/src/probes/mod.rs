@@ -2,6 +2,9 @@
 //! state and why; and their maps, read in place.
 //!
 //! - [`tracer`]: loads, attaches, reads.
+//! - [`programs`]: which programs there are, and the state of each.
+//! - [`hook`]: how a program is loaded and attached, and why not.
+//! - [`counts`]: map elements -> counters.
 //! - [`object`]: the embedded eBPF object.
 //! - [`names`]: action-name patterns -> the automaton the programs step through.
 //! - [`kernel`], [`btf`]: offsets and addresses of the running kernel.
@@ -10,13 +13,16 @@
 //! - [`privileges`], [`fdinfo`]: what we may do, and what the kernel skipped.
 
 pub mod btf;
+pub mod counts;
 pub mod fdinfo;
+pub mod hook;
 pub mod kernel;
 pub mod mapped;
 pub mod messages;
 pub mod names;
 pub mod object;
 pub mod privileges;
+pub mod programs;
 pub mod tracer;
 
 pub use tracer::{LoadError, Options, Sizes, Tracer};

@@ -1,19 +1,12 @@
 //! Loads the eBPF programs, attaches them, tells their states and reads what
 //! they counted.
 
-use std::{
-    io,
-    os::fd::AsRawFd as _,
-    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
-};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use aya::{
-    Ebpf, EbpfError, EbpfLoader,
+    Btf, Ebpf, EbpfError, EbpfLoader,
     maps::{MapData, MapError, Queue},
-    programs::{
-        ProgramError, RawTracePoint, RawTracePointRunOptions, TestRun as _,
-        raw_trace_point::RawTracePointLinkId,
-    },
+    programs::{RawTracePoint, RawTracePointRunOptions, TestRun as _},
 };
 use aya_log::EbpfLogger;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
@@ -21,16 +14,18 @@ use thiserror::Error;
 use vmdtrace_common::{CpuBank, LineCell, LineEntry, NameTable, cells::kind};
 
 use super::{
-    fdinfo,
+    counts::{cpu_counts, line_counts},
+    hook::Hook,
     kernel::KernelLayout,
     mapped::MappedArray,
     names::{self, NamesError},
     object, privileges,
+    programs::{Attachment, HANDLER_PROGRAMS, PROGRAMS, Spec},
 };
 use crate::host::{HostError, Roots};
 use crate::snapshot::{
-    Counters, CpuCounts, LineCounts, LineKind, Probe, ProbeState,
-    probes::{HANDLER_TIME, IRQ_HANDLER_ENTRY, IRQ_HANDLER_EXIT, NVME_SQ, REPEATED_RUNS},
+    Counters, Probe, ProbeState,
+    probes::{HANDLER_TIME, REPEATED_RUNS},
     source::Level,
 };
 
@@ -111,23 +106,12 @@ pub enum LoadError {
     },
 }
 
-const RAW_TRACEPOINT: &str = "raw_tracepoint";
-
 /// Is run, never attached.
-const ARM: &str = "arm";
-
-/// In this order: an exit is seen from before the first entry, so that no frame
-/// stays open. Their links are dropped in the reverse order.
-const PROGRAMS: [&str; 3] = [IRQ_HANDLER_EXIT, IRQ_HANDLER_ENTRY, NVME_SQ];
-
-/// Outcome of attaching one program.
-#[derive(Debug)]
-struct Attachment {
-    program: &'static str,
-    state: ProbeState,
-    reason: Option<String>,
-    link: Option<RawTracePointLinkId>,
-}
+const ARM: Spec = Spec {
+    name: "arm",
+    hook: Hook::RawTracepoint { module: None },
+    required: true,
+};
 
 /// The loaded programs and their maps.
 pub struct Tracer {
@@ -196,7 +180,9 @@ impl Tracer {
         let irqs_sum = count.map_or(0, |count| count.irqs_sum);
         let timing = u32::from(options.level == Level::Timing);
         let sizes = options.sizes;
+        let btf = Btf::from_sys_fs().ok();
         let mut ebpf = EbpfLoader::new()
+            .btf(btf.as_ref())
             .override_global("ACTION_NAME_OFFSET", &action_name, true)
             .override_global("KSTAT_ADDRESS", &kstat, true)
             .override_global("PER_CPU_OFFSET_ADDRESS", &per_cpu_offset, true)
@@ -217,45 +203,52 @@ impl Tracer {
             options,
             repeats_unknown,
             attached: RwLock::new(Attached {
-                attachments: PROGRAMS
-                    .map(|program| Attachment {
-                        program,
-                        state: ProbeState::Broken,
-                        reason: None,
-                        link: None,
-                    })
-                    .into(),
+                attachments: PROGRAMS.map(Attachment::new).into(),
                 ebpf,
                 armed: false,
             }),
         };
-        tracer.verify()?;
+        tracer.verify(btf.as_ref())?;
         Ok(tracer)
     }
 
     /// Hands every program to the kernel's verifier.
-    fn verify(&self) -> Result<(), LoadError> {
+    fn verify(&self, btf: Option<&Btf>) -> Result<(), LoadError> {
         let mut attached = self.write();
-        for program in PROGRAMS.into_iter().chain([ARM]) {
-            raw_tracepoint(&mut attached.ebpf, program)
-                .and_then(|loaded| loaded.load().map_err(Into::into))
-                .map_err(|source| LoadError::Program { program, source })?;
+        let Attached {
+            ebpf, attachments, ..
+        } = &mut *attached;
+        let failed = |program, source| LoadError::Program { program, source };
+        for one in attachments {
+            one.load(ebpf, btf, &self.options.roots)
+                .map_err(|source| failed(one.name(), source))?;
         }
-        Ok(())
+        ARM.hook
+            .load(ebpf, ARM.name, btf)
+            .map_err(|source| failed(ARM.name, source))
     }
 
     /// Attaches what is not attached yet and can be now. To be called again
     /// when a module comes.
     pub fn attach(&self) {
         let mut attached = self.write();
-        attached.attach(IRQ_HANDLER_EXIT, &self.options.roots);
-        attached.attach(IRQ_HANDLER_ENTRY, &self.options.roots);
-        if attached.counts_interrupts() && !attached.armed {
-            attached.armed = true;
-            self.arm_cpus(&attached.ebpf);
+        let Attached {
+            ebpf,
+            attachments,
+            armed,
+        } = &mut *attached;
+        let roots = &self.options.roots;
+        let (handlers, others) = attachments.split_at_mut(HANDLER_PROGRAMS);
+        for one in &mut *handlers {
+            one.attach(ebpf, roots);
         }
-        // Last: a completion belongs to the handler it is seen in.
-        attached.attach(NVME_SQ, &self.options.roots);
+        if !*armed && handlers.iter().all(Attachment::is_attached) {
+            *armed = true;
+            self.arm_cpus(ebpf);
+        }
+        for one in others {
+            one.attach(ebpf, roots);
+        }
     }
 
     /// Lets every CPU count. [`Tracer::attach`] does so; who feeds the programs
@@ -270,7 +263,7 @@ impl Tracer {
                 cpu: Some(cpu),
                 ..RawTracePointRunOptions::new()
             };
-            if let Err(error) = run_once(ebpf, ARM, args) {
+            if let Err(error) = run_once(ebpf, ARM.name, args) {
                 // An offline CPU: it is inside no handler.
                 tracing::debug!("CPU {cpu} is armed from here: {error:#}");
                 self.banks.arm(cpu);
@@ -281,7 +274,11 @@ impl Tracer {
     /// Whether interrupts are accounted.
     #[must_use]
     pub fn counts_interrupts(&self) -> bool {
-        self.read().counts_interrupts()
+        self.read()
+            .attachments
+            .iter()
+            .take(HANDLER_PROGRAMS)
+            .all(Attachment::is_attached)
     }
 
     /// The stream of the programs' rare messages, once.
@@ -329,19 +326,7 @@ impl Tracer {
         let mut probes: Vec<Probe> = attached
             .attachments
             .iter()
-            .map(|attachment| {
-                let statistics = descriptor(&attached.ebpf, attachment.program)
-                    .map(|descriptor| fdinfo::read(&self.options.roots.procfs, descriptor))
-                    .unwrap_or_default();
-                Probe {
-                    name: attachment.program.to_owned(),
-                    state: attachment.state,
-                    mechanism: RAW_TRACEPOINT.to_owned(),
-                    reason: attachment.reason.clone(),
-                    missed_runs: statistics.recursion_misses,
-                    runs: statistics.run_count,
-                }
-            })
+            .map(|one| one.probe(&attached.ebpf, &self.options.roots))
             .collect();
         let (state, reason) = match &self.repeats_unknown {
             None => (ProbeState::Attached, None),
@@ -404,43 +389,6 @@ fn capability(name: &str, mechanism: &str, state: ProbeState, reason: Option<Str
     }
 }
 
-impl Attached {
-    fn attach(&mut self, program: &'static str, roots: &Roots) {
-        let Self {
-            ebpf, attachments, ..
-        } = self;
-        let Some(attachment) = attachments.iter_mut().find(|one| one.program == program) else {
-            return;
-        };
-        if attachment.link.is_some() {
-            return;
-        }
-        let outcome = raw_tracepoint(ebpf, program)
-            .and_then(|loaded| loaded.attach(program).map_err(Into::into));
-        match outcome {
-            Ok(link) => {
-                attachment.link = Some(link);
-                attachment.state = ProbeState::Attached;
-                attachment.reason = None;
-                tracing::info!("probe {program} is attached ({RAW_TRACEPOINT})");
-            }
-            Err(error) => {
-                let (state, reason) = why_not_attached(program, &error, roots);
-                attachment.state = state;
-                attachment.reason = Some(reason);
-            }
-        }
-    }
-
-    fn counts_interrupts(&self) -> bool {
-        [IRQ_HANDLER_ENTRY, IRQ_HANDLER_EXIT].iter().all(|wanted| {
-            self.attachments
-                .iter()
-                .any(|one| one.program == *wanted && one.state == ProbeState::Attached)
-        })
-    }
-}
-
 /// Whether lockdown forbids what every program here does: the file names all
 /// modes and puts the one in force in brackets (security/lockdown/lockdown.c).
 /// Without securityfs the kernel's own refusal has to do.
@@ -456,19 +404,6 @@ fn run_once(ebpf: &Ebpf, name: &str, args: RawTracePointRunOptions) -> anyhow::R
     let program: &RawTracePoint = program.try_into()?;
     program.test_run(args)?;
     Ok(())
-}
-
-fn raw_tracepoint<'a>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut RawTracePoint> {
-    let program = ebpf
-        .program_mut(name)
-        .ok_or_else(|| anyhow::anyhow!("the eBPF object has no such program"))?;
-    Ok(program.try_into()?)
-}
-
-fn descriptor(ebpf: &Ebpf, name: &str) -> Option<i32> {
-    use std::os::fd::AsFd as _;
-    let program: &RawTracePoint = ebpf.program(name)?.try_into().ok()?;
-    Some(program.fd().ok()?.as_fd().as_raw_fd())
 }
 
 fn map<T>(ebpf: &Ebpf, name: &'static str, length: u32) -> Result<MappedArray<T>, LoadError> {
@@ -499,128 +434,6 @@ fn fill_queue(ebpf: &mut Ebpf, slots: u32) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// Tells a missing module from a refusal from a fault of ours.
-fn why_not_attached(program: &str, error: &anyhow::Error, roots: &Roots) -> (ProbeState, String) {
-    let errno = error
-        .chain()
-        .find_map(|cause| match cause.downcast_ref::<io::Error>() {
-            Some(error) => error.raw_os_error(),
-            None => match cause.downcast_ref::<ProgramError>() {
-                Some(ProgramError::SyscallError(error)) => error.io_error.raw_os_error(),
-                _ => None,
-            },
-        });
-    const ENOENT: i32 = nix::errno::Errno::ENOENT as i32;
-    const EPERM: i32 = nix::errno::Errno::EPERM as i32;
-    const EACCES: i32 = nix::errno::Errno::EACCES as i32;
-    match errno {
-        Some(ENOENT) if program == NVME_SQ && !roots.sysfs.join("module/nvme_core").exists() => (
-            ProbeState::NotApplicable,
-            // The module's uevent comes when its init is done.
-            "nvme_core is not loaded; attaches when it is (completions in the first \
-             milliseconds after that are not seen)"
-                .to_owned(),
-        ),
-        Some(ENOENT) => (
-            ProbeState::Unsupported,
-            format!("this kernel has no tracepoint {program}"),
-        ),
-        Some(EPERM | EACCES) => (
-            ProbeState::Blocked,
-            format!(
-                "{error:#}; CAP_BPF and CAP_PERFMON are needed, and kernel lockdown must not be confidentiality"
-            ),
-        ),
-        _ => (ProbeState::Broken, format!("{error:#}")),
-    }
-}
-
-fn line_counts(cell: &LineCell, cells: &[LineCell], repeats_known: bool) -> LineCounts {
-    let LineCell {
-        depth0_runs,
-        nested_runs,
-        unhandled_runs,
-        repeated_runs,
-        inclusive_ns,
-        self_ns,
-        completions,
-        child_runs,
-        child_unhandled_runs,
-        child_completions,
-        last_irqs_sum: _,
-        last_action: _,
-        last_cpu: _,
-        parent,
-        reserved: _,
-        irq,
-        kind,
-        next: _,
-        ready: _,
-        name,
-        reserved_tail: _,
-    } = *cell;
-    let parent = parent
-        .checked_sub(1)
-        .and_then(|slot| cells.get(slot as usize));
-    LineCounts {
-        irq,
-        action: String::from_utf8_lossy(&name.bytes().collect::<Vec<_>>()).into_owned(),
-        kind: match kind {
-            kind::VMD_VECTOR => LineKind::VmdVector,
-            kind::NVME => LineKind::Nvme,
-            kind::OTHER_CHILD => LineKind::OtherChild,
-            _ => LineKind::Watched,
-        },
-        controller: None,
-        disk: None,
-        path: None,
-        parent_irq: parent.map(|parent| parent.irq),
-        depth0_runs,
-        nested_runs,
-        unhandled_runs,
-        repeated_runs: repeats_known.then_some(repeated_runs),
-        inclusive_ns,
-        self_ns,
-        completions,
-        child_runs,
-        child_unhandled_runs,
-        child_completions,
-    }
-}
-
-fn cpu_counts(cpu: u32, bank: &CpuBank) -> CpuCounts {
-    let CpuBank {
-        depth: _,
-        generation: _,
-        interrupt_ns,
-        depth0_runs,
-        completions_outside,
-        unassigned_runs,
-        unassigned_completions,
-        lost_frames,
-        unmatched_exits,
-        overflowed_runs,
-        unreadable_actions,
-        out_of_range_runs,
-        armed: _,
-        reserved: _,
-        frames: _,
-    } = *bank;
-    CpuCounts {
-        cpu,
-        interrupt_ns,
-        depth0_runs,
-        completions_outside,
-        unassigned_runs,
-        unassigned_completions,
-        lost_frames,
-        unmatched_exits,
-        overflowed_runs,
-        unreadable_actions,
-        out_of_range_runs,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -632,38 +445,6 @@ mod tests {
         let sizes = Sizes::for_host(256, lines);
         assert!(sizes.slots > lines && sizes.interrupts > lines);
         assert!(sizes.bytes() < 16 << 20, "{} bytes", sizes.bytes());
-    }
-
-    #[test]
-    fn reasons_are_told_apart() {
-        let errno = |code| anyhow::Error::from(io::Error::from_raw_os_error(code));
-        let sysfs = tempfile::tempdir().unwrap();
-        let roots = Roots {
-            sysfs: sysfs.path().to_owned(),
-            ..Roots::default()
-        };
-        assert_eq!(
-            why_not_attached(NVME_SQ, &errno(2), &roots).0,
-            ProbeState::NotApplicable
-        );
-        // Loaded, and yet without the tracepoint: completions are not 0 but unknown.
-        std::fs::create_dir_all(sysfs.path().join("module/nvme_core")).unwrap();
-        assert_eq!(
-            why_not_attached(NVME_SQ, &errno(2), &roots).0,
-            ProbeState::Unsupported
-        );
-        assert_eq!(
-            why_not_attached(IRQ_HANDLER_ENTRY, &errno(2), &roots).0,
-            ProbeState::Unsupported
-        );
-        assert_eq!(
-            why_not_attached(IRQ_HANDLER_ENTRY, &errno(1), &roots).0,
-            ProbeState::Blocked
-        );
-        assert_eq!(
-            why_not_attached(IRQ_HANDLER_ENTRY, &errno(22), &roots).0,
-            ProbeState::Broken
-        );
     }
 
     #[test]
