@@ -23,7 +23,7 @@ use oracle::{Counts, DRIVER_IN};
 
 /// Enough that the first ones, which find the cache empty, are below one in a
 /// hundred.
-const READS: u64 = 6000;
+const READS: u64 = 4000;
 const DEPTH: u32 = 8;
 /// The CPU that reads; the other one serves what is pinned there.
 const CPU: &str = "1";
