@@ -2,7 +2,10 @@
 //! or fills.
 
 use aya_ebpf::{bindings::BPF_F_MMAPABLE, btf_maps::Array, btf_maps::Queue, macros::btf_map};
-use vmdtrace_common::{CpuBank, LineCell, LineEntry, NameTable};
+use vmdtrace_common::{
+    CpuBank, LineCell, LineEntry, NameTable,
+    bio_cells::{BioBank, BioCall, BioSet, CALLS, SETS},
+};
 
 const MAPPED: usize = BPF_F_MMAPABLE as usize;
 
@@ -25,3 +28,19 @@ pub(crate) static NAMES: Array<NameTable, 1, MAPPED> = Array::new();
 /// Slots that are free, filled at load. Taking one is safe on two CPUs at once.
 #[btf_map]
 pub(crate) static FREE_SLOTS: Queue<u32, 1> = Queue::new();
+
+/// By CPU number.
+#[btf_map]
+pub(crate) static BIO_BANKS: Array<BioBank, 1, MAPPED> = Array::new();
+
+/// By slot.
+#[btf_map]
+pub(crate) static BIO_SETS: Array<BioSet, { SETS as usize }, MAPPED> = Array::new();
+
+/// Calls that are open, by the low bits of the thread's number.
+#[btf_map]
+pub(crate) static BIO_CALLS: Array<BioCall, { CALLS as usize }> = Array::new();
+
+/// `vmdtrace_common::bio::regime`: one word.
+#[btf_map]
+pub(crate) static BIO_REGIMES: Array<u64, 1, MAPPED> = Array::new();
