@@ -11,6 +11,7 @@
 //!
 //! Every family is described in docs/metrics.md; a test compares the two.
 
+mod bio;
 mod collector;
 mod each_line;
 mod family;
@@ -50,7 +51,7 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
         kernel: _,
         possible_cpus: _,
     } = host;
-    let Counters { lines, cpus } = counters;
+    let Counters { lines, cpus, bio } = counters;
     let counted = snapshot.counted();
 
     let mut families = Vec::new();
@@ -62,5 +63,6 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
     }
     lines::add_watched(lines, counted, &mut families);
     lines::add_cpus(cpus, counted, &mut families);
+    bio::add(bio, counted.bio, &mut families);
     families
 }

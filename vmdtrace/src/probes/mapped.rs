@@ -12,7 +12,10 @@ use std::{
 };
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
-use vmdtrace_common::{CpuBank, LineCell, NameTable};
+use vmdtrace_common::{
+    CpuBank, LineCell, NameTable,
+    bio_cells::{BioBank, BioSet},
+};
 
 /// An element of a mapped array.
 ///
@@ -25,6 +28,10 @@ pub unsafe trait Element: Copy {}
 unsafe impl Element for CpuBank {}
 // SAFETY: as above.
 unsafe impl Element for LineCell {}
+// SAFETY: as above.
+unsafe impl Element for BioBank {}
+// SAFETY: as above.
+unsafe impl Element for BioSet {}
 // SAFETY: as above.
 unsafe impl Element for u64 {}
 

@@ -57,6 +57,8 @@ pub const PROGRAMS: [Spec; 3] = [
 pub struct Attachment {
     spec: Spec,
     loaded: bool,
+    /// It is of no use even if the kernel takes it.
+    useless: bool,
     state: ProbeState,
     reason: Option<String>,
 }
@@ -67,8 +69,21 @@ impl Attachment {
         Self {
             spec,
             loaded: false,
+            useless: false,
             state: ProbeState::Broken,
             reason: None,
+        }
+    }
+
+    /// A program that this kernel cannot run, or that has nothing to do on it. If
+    /// the kernel refuses it, that is its state instead.
+    #[must_use]
+    pub fn unless_refused(spec: Spec, state: ProbeState, reason: &str) -> Self {
+        Self {
+            useless: true,
+            state,
+            reason: Some(reason.to_owned()),
+            ..Self::new(spec)
         }
     }
 
@@ -98,7 +113,7 @@ impl Attachment {
             required,
         } = self.spec;
         match hook.load(ebpf, name, btf) {
-            Ok(()) => self.loaded = true,
+            Ok(()) => self.loaded = !self.useless,
             Err(error) if required => return Err(error),
             Err(error) => self.failed(&error, roots),
         }

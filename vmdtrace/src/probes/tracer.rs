@@ -11,10 +11,15 @@ use aya::{
 use aya_log::EbpfLogger;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use thiserror::Error;
-use vmdtrace_common::{CpuBank, LineCell, LineEntry, NameTable, cells::kind};
+use vmdtrace_common::{
+    CpuBank, LineCell, LineEntry, NameTable,
+    bio_cells::{BioBank, BioCall, BioSet, CALLS, SETS},
+    cells::kind,
+};
 
 use super::{
-    counts::{cpu_counts, line_counts},
+    bio::{self, BioLayout},
+    counts::{bio_counts, cpu_counts, line_counts},
     hook::Hook,
     kernel::KernelLayout,
     mapped::MappedArray,
@@ -25,7 +30,7 @@ use super::{
 use crate::host::{HostError, Roots};
 use crate::snapshot::{
     Counters, Probe, ProbeState,
-    probes::{HANDLER_TIME, REPEATED_RUNS},
+    probes::{BIO_CONTEXT, HANDLER_TIME, REPEATED_RUNS},
     source::Level,
 };
 
@@ -61,6 +66,9 @@ impl Sizes {
             + self.interrupts as usize * size_of::<LineEntry>()
             + self.slots as usize * size_of::<LineCell>()
             + size_of::<NameTable>()
+            + self.cpus as usize * size_of::<BioBank>()
+            + SETS as usize * size_of::<BioSet>()
+            + CALLS as usize * size_of::<BioCall>()
     }
 }
 
@@ -117,6 +125,11 @@ const ARM: Spec = Spec {
 pub struct Tracer {
     cells: MappedArray<LineCell>,
     banks: MappedArray<CpuBank>,
+    bio_banks: MappedArray<BioBank>,
+    bio_sets: MappedArray<BioSet>,
+    bio_regimes: MappedArray<u64>,
+    /// Or why bios cannot be followed.
+    bio_layout: Result<BioLayout, String>,
     options: Options,
     /// Why repeated runs cannot be told, if so.
     repeats_unknown: Option<String>,
@@ -176,12 +189,15 @@ impl Tracer {
             Err(reason) => (None, Some(reason)),
         };
         let kstat = count.map_or(0, |count| count.kstat);
-        let per_cpu_offset = count.map_or(0, |count| count.per_cpu_offset);
+        let per_cpu_offset = layout.per_cpu_offset.unwrap_or_default();
+        let bio_layout = layout.bio;
         let irqs_sum = count.map_or(0, |count| count.irqs_sum);
         let timing = u32::from(options.level == Level::Timing);
         let sizes = options.sizes;
         let btf = Btf::from_sys_fs().ok();
-        let mut ebpf = EbpfLoader::new()
+        let mut loader = EbpfLoader::new();
+        BioLayout::set(bio_layout.as_ref().ok(), &mut loader);
+        let mut ebpf = loader
             .btf(btf.as_ref())
             .override_global("ACTION_NAME_OFFSET", &action_name, true)
             .override_global("KSTAT_ADDRESS", &kstat, true)
@@ -192,6 +208,7 @@ impl Tracer {
             .map_max_entries("CELLS", sizes.slots)
             .map_max_entries("BANKS", sizes.cpus)
             .map_max_entries("FREE_SLOTS", sizes.slots)
+            .map_max_entries("BIO_BANKS", sizes.cpus)
             .load(object)
             .map_err(|error: EbpfError| LoadError::Load(error.into()))?;
 
@@ -200,13 +217,21 @@ impl Tracer {
         let tracer = Self {
             cells: map(&ebpf, "CELLS", sizes.slots)?,
             banks: map(&ebpf, "BANKS", sizes.cpus)?,
+            bio_banks: map(&ebpf, "BIO_BANKS", sizes.cpus)?,
+            bio_sets: map(&ebpf, "BIO_SETS", SETS as u32)?,
+            bio_regimes: map(&ebpf, "BIO_REGIMES", 1)?,
             options,
             repeats_unknown,
             attached: RwLock::new(Attached {
-                attachments: PROGRAMS.map(Attachment::new).into(),
+                attachments: PROGRAMS
+                    .map(Attachment::new)
+                    .into_iter()
+                    .chain(bio::programs(&bio_layout))
+                    .collect(),
                 ebpf,
                 armed: false,
             }),
+            bio_layout,
         };
         tracer.verify(btf.as_ref())?;
         Ok(tracer)
@@ -316,6 +341,15 @@ impl Tracer {
                 .zip(0..)
                 .map(|(bank, cpu)| cpu_counts(cpu, &bank))
                 .collect(),
+            bio: bio_counts(
+                self.bio_banks.iter(),
+                &self.bio_sets.iter().collect::<Vec<_>>(),
+                self.bio_layout
+                    .as_ref()
+                    .ok()
+                    .and_then(|layout| layout.cache),
+                self.bio_regimes.get(0).unwrap_or_default(),
+            ),
         }
     }
 
@@ -341,6 +375,12 @@ impl Tracer {
             ),
         };
         probes.push(capability(HANDLER_TIME, "bpf_ktime_get_ns", state, reason));
+        let context = self.bio_layout.as_ref().map_err(Clone::clone);
+        let (state, reason) = match context.and_then(BioLayout::context) {
+            Ok(()) => (ProbeState::Attached, None),
+            Err(reason) => (ProbeState::Unsupported, Some(reason)),
+        };
+        probes.push(capability(BIO_CONTEXT, "preempt_count", state, reason));
         probes
     }
 
@@ -444,7 +484,7 @@ mod tests {
         let lines = 8 * (64 + 24 * 257) + 2_000;
         let sizes = Sizes::for_host(256, lines);
         assert!(sizes.slots > lines && sizes.interrupts > lines);
-        assert!(sizes.bytes() < 16 << 20, "{} bytes", sizes.bytes());
+        assert!(sizes.bytes() < 19 << 20, "{} bytes", sizes.bytes());
     }
 
     #[test]

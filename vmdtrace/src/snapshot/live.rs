@@ -355,6 +355,7 @@ mod tests {
         let mut counters = Counters {
             lines: vec![line(40, "nvme0q1", LineKind::Nvme)],
             cpus: Vec::new(),
+            ..Counters::default()
         };
         owners.assign(&mut counters, || topology(&["nvme0"]));
         owners.changed(|| counters.lines.clone());
@@ -381,6 +382,7 @@ mod tests {
                 &mut Counters {
                     lines: lines.clone(),
                     cpus: Vec::new(),
+                    ..Counters::default()
                 },
                 read,
             );
@@ -392,6 +394,7 @@ mod tests {
                 &mut Counters {
                     lines: lines.clone(),
                     cpus: Vec::new(),
+                    ..Counters::default()
                 },
                 read,
             );
@@ -402,6 +405,7 @@ mod tests {
             &mut Counters {
                 lines,
                 cpus: Vec::new(),
+                ..Counters::default()
             },
             read,
         );
@@ -445,6 +449,7 @@ mod tests {
             let mut counters = Counters {
                 lines: counted(runs),
                 cpus: Vec::new(),
+                ..Counters::default()
             };
             owners.assign(&mut counters, || topology.clone());
             counters

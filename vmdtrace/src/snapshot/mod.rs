@@ -3,11 +3,14 @@
 //! Snapshots alone. Totals are computed here from their parts, never kept
 //! twice.
 
+pub mod bio;
 pub mod live;
 pub mod probes;
 pub mod source;
 
 use serde::{Deserialize, Serialize};
+
+pub use bio::BioCounts;
 
 use crate::host::topology::{DiskPath, PciAddress, Topology};
 
@@ -131,6 +134,8 @@ pub struct CpuCounts {
 pub struct Counters {
     pub lines: Vec<LineCounts>,
     pub cpus: Vec<CpuCounts>,
+    #[serde(default)]
+    pub bio: BioCounts,
 }
 
 /// The one state a probe is in.

@@ -11,6 +11,7 @@
 )]
 
 mod bio;
+mod bio_counts;
 mod demo;
 mod device;
 mod exact;
@@ -152,6 +153,7 @@ fn main() -> ExitCode {
     trials.extend(exact_trials);
     let (bios, bio_trials) = bio::trials();
     trials.extend(bio_trials);
+    trials.extend(bio_counts::trials());
     trials.extend(device::trials());
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());
