@@ -4,6 +4,7 @@
 //! freed in softirq goes to the slab (block/bio.c `bio_put_percpu_cache`), so that
 //! the next allocation finds the cache empty.
 
+use super::daemon::Window;
 use super::guest::BioGuest;
 use super::loads::{Expected, Regime, WAYS};
 use super::oracle::Counts;
@@ -34,64 +35,102 @@ fn block_softirqs(guest: &BioGuest) -> u64 {
     text.split_whitespace().nth(2).unwrap().parse().unwrap()
 }
 
-fn measure(guest: &mut BioGuest, mask: &str) -> (u64, Counts, u64) {
-    pin(guest, mask);
-    guest.server.at_rest();
-    let (before, softirqs) = (guest.oracle.read(), block_softirqs(guest));
-    let reads = read(guest, &WAYS[0], guest.namespace(DISK).to_owned());
-    guest.server.at_rest();
-    let counts = guest.oracle.read().since(&before);
-    (reads, counts, block_softirqs(guest) - softirqs)
-}
-
 pub(crate) fn completions_elsewhere_starve_the_cache(guest: &mut BioGuest, table: &Table) {
-    let regime = Regime::of(guest.series);
-    let caches = matches!(regime, Regime::OptIn | Regime::DefaultOn);
     for (mask, load, here) in [
         (CPU_MASK, "vector here", true),
         (OTHER_CPU_MASK, "vector elsewhere", false),
     ] {
-        let (reads, counts, softirqs) = measure(guest, mask);
-        let mut wrong = Vec::new();
-        if reads != READS {
-            wrong.push(format!("fio read {reads} times"));
-        }
-        if counts.total() < READS {
-            wrong.push(format!("{} allocations", counts.total()));
-        }
-        let few = |count: u64| count * 100 <= READS;
-        let most = |count: u64| count * 100 >= READS * 99;
-        let cached = caches && here;
-        // Where the kernel does not tell the slab nothing is cached.
-        let slab = counts.slab.unwrap_or(counts.total());
-        let right = if cached { few(slab) } else { most(slab) };
-        if !right {
-            wrong.push(format!("{slab} bios from the slab"));
-        }
-        let right = if cached {
-            few(counts.freed)
-        } else {
-            most(counts.freed)
+        pin(guest, mask);
+        let (before, softirqs) = (guest.read(), block_softirqs(guest));
+        let reads = read(guest, &WAYS[0], guest.namespace(DISK).to_owned());
+        let (after, softirqs) = (guest.read(), block_softirqs(guest) - softirqs);
+        let counts = after.oracle.since(&before.oracle);
+        let window = Window {
+            before: &before.daemon,
+            after: &after.daemon,
         };
-        if !right {
-            wrong.push(format!("{} bios freed to it", counts.freed));
-        }
-        // One takes at most what is in flight. In 5.10 the other CPU's interrupt
-        // completes the request itself (`__blk_mq_complete_request_remote`).
-        let right = if here || regime == Regime::Absent {
-            few(softirqs)
-        } else {
-            softirqs >= READS / u64::from(DEPTH)
-        };
-        if !right {
-            wrong.push(format!("{softirqs} softirqs complete requests"));
-        }
+
+        let regime = Regime::of(guest.series);
         let expected = match regime {
             Regime::Absent => Expected::NoCache,
             Regime::PolledOnly => Expected::NoFlag,
             _ if here => Expected::Hits,
             _ => Expected::Starved,
         };
+        let mut wrong = wrong_oracle(expected, here, regime, softirqs, &counts);
+        if reads != READS {
+            wrong.push(format!("fio read {reads} times"));
+        }
+        wrong.extend(window.compare(&counts, &guest.named, expected, reads));
+        // In 5.10 the other CPU's interrupt completes the request itself.
+        let context = if here || regime == Regime::Absent {
+            "hardirq"
+        } else {
+            "softirq"
+        };
+        let freed = window.freed_in(context);
+        if !most(freed) {
+            wrong.push(format!("vmdtrace: {freed} freed in {context}"));
+        }
+        let (starved, softirq) = (
+            expected == Expected::Starved,
+            window.freed_to_slab_in_softirq(),
+        );
+        if starved != most(softirq) {
+            wrong.push(format!("vmdtrace: {softirq} freed to the slab in softirq"));
+        }
+        if let Some(far) = window.completed_far() {
+            let as_expected = if here { few } else { most };
+            if !as_expected(far) {
+                wrong.push(format!("vmdtrace: {far} completions far from the reader"));
+            }
+        }
         table.add(guest, load, reads, counts, expected, wrong);
     }
+}
+
+fn few(count: u64) -> bool {
+    count * 100 <= READS
+}
+
+fn most(count: u64) -> bool {
+    count * 100 >= READS * 99
+}
+
+/// What in bpftrace's and the kernel's own counts is not as expected.
+fn wrong_oracle(
+    expected: Expected,
+    here: bool,
+    regime: Regime,
+    softirqs: u64,
+    counts: &Counts,
+) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut require = |holds: bool, what: String| {
+        if !holds {
+            wrong.push(what);
+        }
+    };
+    let all = counts.total();
+    require(all >= READS, format!("{all} allocations"));
+    let (slab, freed) = (counts.slab.unwrap_or(all), counts.freed);
+    let as_expected = if expected == Expected::Hits {
+        few
+    } else {
+        most
+    };
+    require(as_expected(slab), format!("{slab} bios from the slab"));
+    require(as_expected(freed), format!("{freed} bios freed to it"));
+    // One takes at most what is in flight. In 5.10 there is none: see
+    // `__blk_mq_complete_request_remote`.
+    let as_expected = if here || regime == Regime::Absent {
+        few(softirqs)
+    } else {
+        softirqs >= READS / u64::from(DEPTH)
+    };
+    require(
+        as_expected,
+        format!("{softirqs} softirqs complete requests"),
+    );
+    wrong
 }

@@ -1,12 +1,14 @@
 //! The guest of the loads: a VMD that can be bypassed with two disks, one of them
 //! with ext4 on it, and a VMD that remaps with one vector for its only disk.
 
+use std::collections::BTreeMap;
+
 use vmd_device::{Config, DeviceId};
-use xtask_lab::{Artifacts, GuestCommand, GuestConfig, GuestDisk, GuestFile};
+use xtask_lab::{Artifacts, GuestCommand, GuestConfig, GuestDisk, GuestFile, Scrape};
 use xtask_setup::Setup;
 
 use super::loads::Target;
-use super::oracle::Oracle;
+use super::oracle::{Counts, Oracle, named_bio_sets};
 use crate::server::{PATIENCE, Server};
 
 /// A file that is not written any more: its reads are the only I/O.
@@ -14,11 +16,19 @@ const FILE: &str = "/mnt/file";
 
 pub(crate) struct BioGuest {
     pub(crate) server: Server,
-    pub(crate) oracle: Oracle,
+    oracle: Oracle,
     pub(crate) series: &'static str,
     /// Debian's version of it.
     pub(crate) kernel: String,
+    /// Bio sets that have a name, by address.
+    pub(crate) named: BTreeMap<u64, String>,
     disks: Vec<GuestDisk>,
+}
+
+/// What daemon and bpftrace counted so far.
+pub(crate) struct Reading {
+    pub(crate) daemon: Scrape,
+    pub(crate) oracle: Counts,
 }
 
 /// What ext4 needs loaded; the kernel would have a program load its checksum.
@@ -71,12 +81,22 @@ impl BioGuest {
             oracle: Oracle::start(&server.guest, series),
             series,
             kernel: artifacts.kernel.package_version.clone(),
+            named: named_bio_sets(&server.guest),
             disks: server.disks(),
             server,
         };
         guest.make_file();
         guest.server.at_rest();
         guest
+    }
+
+    /// What both say at one moment of rest.
+    pub(crate) fn read(&mut self) -> Reading {
+        let daemon = self.server.at_rest().daemon;
+        Reading {
+            daemon,
+            oracle: self.oracle.read(),
+        }
     }
 
     /// The name of a namespace by its disk's serial number, such as `nvme2n1`.

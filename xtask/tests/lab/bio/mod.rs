@@ -4,6 +4,7 @@
 //! out.
 
 mod chain;
+mod daemon;
 mod guest;
 mod loads;
 mod oracle;
@@ -17,6 +18,7 @@ use xtask_setup::KERNELS;
 
 use crate::kernel_test;
 use crate::server::PATIENCE;
+use daemon::Window;
 use guest::BioGuest;
 use loads::{Expected, Regime, Target, WAYS, Way};
 use oracle::{Counts, DRIVER_IN};
@@ -201,18 +203,23 @@ fn judge(
 
 fn loads_meet_the_cache_as_expected(guest: &mut BioGuest, table: &Table) {
     let regime = Regime::of(guest.series);
-    let mut before = guest.oracle.read();
+    let mut before = guest.read();
     for way in &WAYS {
         let expected = way.expected(regime);
         let (mut reads, mut counts, mut wrong) = (0, Counts::default(), Vec::new());
         match guest.target(way.target) {
             Some(target) => {
                 reads = read(guest, way, target);
-                guest.server.at_rest();
-                let after = guest.oracle.read();
-                counts = after.since(&before);
-                before = after;
+                let after = guest.read();
+                counts = after.oracle.since(&before.oracle);
                 wrong = judge(expected, regime, way, reads, &counts);
+                let window = Window {
+                    before: &before.daemon,
+                    after: &after.daemon,
+                };
+                wrong.extend(window.compare(&counts, &guest.named, expected, reads));
+                wrong.extend(daemon::wrong_regime(&after.daemon, regime));
+                before = after;
             }
             None if expected == Expected::Unavailable => {}
             None => wrong.push("there is no such device".to_owned()),

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use xtask_lab::{Bpftrace, Guest, Map};
+use xtask_lab::{Bpftrace, Guest, GuestCommand, Map};
+
+use crate::server::PATIENCE;
 
 /// Returns by bio set, operation, vectors asked for and vectors of the bio; calls
 /// of bio_kmalloc; bios that went back to their slab; objects taken from slabs of
@@ -150,4 +152,19 @@ fn allocations(map: &Map) -> BTreeMap<Allocation, u64> {
         (kind, *count)
     };
     map.iter().map(parse).collect()
+}
+
+/// Addresses of the sets that the daemon tells by name.
+pub(crate) fn named_bio_sets(guest: &Guest) -> BTreeMap<u64, String> {
+    let script = "grep -wE 'fs_bio_set|blkdev_dio_pool' /proc/kallsyms";
+    let output = guest.check(&GuestCommand::shell(script), PATIENCE);
+    let text = output
+        .unwrap_or_else(|error| panic!("{error}"))
+        .stdout_text();
+    let line = |line: &str| {
+        let mut fields = line.split_whitespace();
+        let address = u64::from_str_radix(fields.next()?, 16).ok()?;
+        Some((address, fields.nth(1)?.to_owned()))
+    };
+    text.lines().filter_map(line).collect()
 }
