@@ -57,7 +57,7 @@ fn causes_are_told_in_their_order() {
         (class::UNPAIRED, |call| call.start = missed(0, 0).start),
         (class::MISS_RESERVE, |call| call.marked = true),
         (class::MISS_EMPTY, |call| {
-            call.start = missed(0x900, 15).start
+            call.start = missed(0x900, 15).start;
         }),
         (class::MISS_BELOW_THRESHOLD, |call| {
             call.start = missed(0x900, 16).start;

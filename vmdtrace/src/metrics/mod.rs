@@ -13,10 +13,10 @@
 
 mod bio;
 mod collector;
-mod each_line;
 mod family;
 mod host;
 mod lines;
+mod placement;
 mod probes;
 mod process;
 #[cfg(test)]
@@ -33,12 +33,18 @@ pub use collector::{CONTENT_TYPE, ScrapeError, SnapshotCollector, scrape};
 pub struct Detail {
     /// The counters of every interrupt line beside the sums per disk.
     pub lines: bool,
+    /// Where completions of each disk land and how long they take, beside the
+    /// sums per controller.
+    pub disks: bool,
 }
 
 /// The families of one Snapshot. Families without a series are left out.
 #[must_use]
 pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
-    let Detail { lines: each_line } = detail;
+    let Detail {
+        lines: each_line,
+        disks: each_disk,
+    } = detail;
     let Snapshot {
         taken_ns: _,
         host,
@@ -51,16 +57,22 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
         kernel: _,
         possible_cpus: _,
     } = host;
-    let Counters { lines, cpus, bio } = counters;
+    let Counters {
+        lines,
+        cpus,
+        bio,
+        samples: _,
+        other_samples: _,
+    } = counters;
     let counted = snapshot.counted();
 
     let mut families = Vec::new();
     probes::add(probes, &mut families);
     host::add(topology, &mut families);
-    lines::add_disks(topology, lines, counted, &mut families);
-    if each_line {
-        each_line::add(lines, counted, &mut families);
-    }
+    let at_rest = lines::lines_at_rest(topology);
+    lines::add_owned(&at_rest, lines, each_line, counted, &mut families);
+    let owned = lines::owned(&at_rest).chain(lines::owned(lines));
+    placement::add(topology, counters, owned, each_disk, counted, &mut families);
     lines::add_watched(lines, counted, &mut families);
     lines::add_cpus(cpus, counted, &mut families);
     bio::add(bio, counted.bio, &mut families);

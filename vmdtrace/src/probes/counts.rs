@@ -10,11 +10,13 @@ use vmdtrace_common::{
         OTHER_SET, PURPOSES, SETS, allocation_index, free_index,
     },
     cells::kind,
+    placement::RemoteCounts,
+    samples::{self, DiskSamples},
 };
 
 use super::bio::Cache;
 use crate::snapshot::{
-    BioCounts, CpuCounts, LineCounts, LineKind,
+    BioCounts, CpuCounts, LineCounts, LineKind, Remote, RunCounts, SampleCounts, Times,
     bio::{BioAllocations, BioContext, BioDestination, BioFrees, BioPurpose, BioRegime},
 };
 
@@ -30,19 +32,20 @@ pub fn line_counts(cell: &LineCell, cells: &[LineCell], repeats_known: bool) -> 
         self_ns,
         completions,
         child_runs,
+        remote: far,
         child_unhandled_runs,
         child_completions,
         last_irqs_sum: _,
         last_action: _,
         last_cpu: _,
         parent,
-        reserved: _,
         irq,
         kind,
         next: _,
         ready: _,
         name,
-        reserved_tail: _,
+        disk: _,
+        reserved: _,
     } = *cell;
     let parent = parent
         .checked_sub(1)
@@ -60,16 +63,19 @@ pub fn line_counts(cell: &LineCell, cells: &[LineCell], repeats_known: bool) -> 
         disk: None,
         path: None,
         parent_irq: parent.map(|parent| parent.irq),
-        depth0_runs,
-        nested_runs,
-        unhandled_runs,
-        repeated_runs: repeats_known.then_some(repeated_runs),
-        inclusive_ns,
-        self_ns,
-        completions,
-        child_runs,
-        child_unhandled_runs,
-        child_completions,
+        counts: RunCounts {
+            depth0_runs,
+            nested_runs,
+            unhandled_runs,
+            repeated_runs: repeats_known.then_some(repeated_runs),
+            inclusive_ns,
+            self_ns,
+            completions,
+            remote: remote(far),
+            child_runs,
+            child_unhandled_runs,
+            child_completions,
+        },
     }
 }
 
@@ -89,8 +95,8 @@ pub fn cpu_counts(cpu: u32, bank: &CpuBank) -> CpuCounts {
         overflowed_runs,
         unreadable_actions,
         out_of_range_runs,
+        remote_outside,
         armed: _,
-        reserved: _,
         frames: _,
     } = *bank;
     CpuCounts {
@@ -98,6 +104,7 @@ pub fn cpu_counts(cpu: u32, bank: &CpuBank) -> CpuCounts {
         interrupt_ns,
         depth0_runs,
         completions_outside,
+        remote_outside: remote(remote_outside),
         unassigned_runs,
         unassigned_completions,
         lost_frames,
@@ -106,6 +113,35 @@ pub fn cpu_counts(cpu: u32, bank: &CpuBank) -> CpuCounts {
         unreadable_actions,
         out_of_range_runs,
     }
+}
+
+fn remote([same_cache, other_cache, other_node, unknown]: RemoteCounts<u64>) -> Remote {
+    Remote {
+        same_cache,
+        other_cache,
+        other_node,
+        unknown,
+    }
+}
+
+/// A disk's samples.
+#[must_use]
+pub fn sample_counts(of_disk: &DiskSamples) -> SampleCounts {
+    let DiskSamples {
+        latency,
+        handling,
+        without_start,
+        reserved: _,
+    } = of_disk;
+    SampleCounts {
+        latency: times(latency),
+        handling: times(handling),
+        without_start: *without_start,
+    }
+}
+
+fn times(&samples::Times { buckets, sum_ns }: &samples::Times) -> Times {
+    Times { buckets, sum_ns }
 }
 
 /// The counters of bios, over all CPUs. `sets` are the slots; `seen` is what

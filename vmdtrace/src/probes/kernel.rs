@@ -25,6 +25,15 @@ pub struct InterruptCount {
     pub irqs_sum: u32,
 }
 
+/// How a request leads to the CPU that it was made on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Submitter {
+    /// Offset of `mq_ctx` in `struct request`.
+    pub request_ctx: u32,
+    /// Offset of `cpu` in `struct blk_mq_ctx`.
+    pub ctx_cpu: u32,
+}
+
 /// Layout and addresses. What cannot be had carries the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelLayout {
@@ -34,6 +43,9 @@ pub struct KernelLayout {
     pub per_cpu_offset: Result<u64, String>,
     pub interrupt_count: Result<InterruptCount, String>,
     pub bio: Result<BioLayout, String>,
+    pub submitter: Result<Submitter, String>,
+    /// Offset of `start_time_ns` in `struct request`.
+    pub request_start: Result<u32, String>,
 }
 
 impl KernelLayout {
@@ -66,6 +78,8 @@ impl KernelLayout {
                 action_name: Err(reason.clone()),
                 per_cpu_offset: Err(reason.clone()),
                 interrupt_count: Err(reason.clone()),
+                submitter: Err(reason.clone()),
+                request_start: Err(reason.clone()),
                 bio: Err(reason),
             },
         }
@@ -91,6 +105,14 @@ impl KernelLayout {
             per_cpu_offset: symbols.per_cpu_offset(),
             interrupt_count: interrupt_count(),
             bio: BioLayout::read(btf, symbols),
+            submitter: offset("request", "mq_ctx").and_then(|request_ctx| {
+                let ctx_cpu = offset("blk_mq_ctx", "cpu")?;
+                Ok(Submitter {
+                    request_ctx,
+                    ctx_cpu,
+                })
+            }),
+            request_start: offset("request", "start_time_ns"),
         }
     }
 }
@@ -254,5 +276,6 @@ mod tests {
                 .contains("CONFIG_DEBUG_INFO_BTF")
         );
         assert!(layout.interrupt_count.is_err() && layout.bio.is_err());
+        assert!(layout.submitter.is_err() && layout.request_start.is_err());
     }
 }

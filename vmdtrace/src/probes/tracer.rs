@@ -12,14 +12,15 @@ use aya_log::EbpfLogger;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use thiserror::Error;
 use vmdtrace_common::{
-    CpuBank, LineCell, LineEntry, NameTable,
+    CpuBank, LineCell, LineEntry, NameTable, Place,
     bio_cells::{BioBank, BioCall, BioSet, CALLS, SETS},
     cells::kind,
+    samples::{self, Pending},
 };
 
 use super::{
     bio::{self, BioLayout},
-    counts::{bio_counts, cpu_counts, line_counts},
+    counts::{bio_counts, cpu_counts, line_counts, sample_counts},
     hook::Hook,
     kernel::KernelLayout,
     mapped::MappedArray,
@@ -29,8 +30,10 @@ use super::{
 };
 use crate::host::{HostError, Roots};
 use crate::snapshot::{
-    Counters, Probe, ProbeState,
-    probes::{BIO_CONTEXT, HANDLER_TIME, REPEATED_RUNS},
+    Counters, DiskSamples, Probe, ProbeState, SampleCounts,
+    probes::{
+        BIO_CONTEXT, BLOCK_RQ_COMPLETE, COMPLETION_TIMES, HANDLER_TIME, PLACEMENT, REPEATED_RUNS,
+    },
     source::Level,
 };
 
@@ -66,6 +69,9 @@ impl Sizes {
             + self.interrupts as usize * size_of::<LineEntry>()
             + self.slots as usize * size_of::<LineCell>()
             + size_of::<NameTable>()
+            + self.cpus as usize * size_of::<Place>()
+            + samples::DISKS as usize * size_of::<samples::DiskSamples>()
+            + samples::PENDING as usize * size_of::<Pending>()
             + self.cpus as usize * size_of::<BioBank>()
             + SETS as usize * size_of::<BioSet>()
             + CALLS as usize * size_of::<BioCall>()
@@ -125,6 +131,8 @@ const ARM: Spec = Spec {
 pub struct Tracer {
     cells: MappedArray<LineCell>,
     banks: MappedArray<CpuBank>,
+    places: MappedArray<Place>,
+    samples: MappedArray<samples::DiskSamples>,
     bio_banks: MappedArray<BioBank>,
     bio_sets: MappedArray<BioSet>,
     bio_regimes: MappedArray<u64>,
@@ -133,6 +141,10 @@ pub struct Tracer {
     options: Options,
     /// Why repeated runs cannot be told, if so.
     repeats_unknown: Option<String>,
+    /// Why it cannot be told where completions land, if so.
+    placement_unknown: Option<String>,
+    /// Why times of completions cannot be sampled, if so.
+    starts_unknown: Option<String>,
     attached: RwLock<Attached>,
 }
 
@@ -184,15 +196,20 @@ impl Tracer {
             tracing::debug!("RLIMIT_MEMLOCK stays as it is: {error}");
         }
 
-        let (count, repeats_unknown) = match layout.interrupt_count {
-            Ok(count) => (Some(count), None),
-            Err(reason) => (None, Some(reason)),
-        };
+        let (count, repeats_unknown) = known(layout.interrupt_count);
         let kstat = count.map_or(0, |count| count.kstat);
         let per_cpu_offset = layout.per_cpu_offset.unwrap_or_default();
         let bio_layout = layout.bio;
         let irqs_sum = count.map_or(0, |count| count.irqs_sum);
         let timing = u32::from(options.level == Level::Timing);
+        let (submitter, placement_unknown) = known(layout.submitter);
+        let placement = u32::from(submitter.is_some());
+        let request_ctx = submitter.map_or(0, |offsets| offsets.request_ctx);
+        let ctx_cpu = submitter.map_or(0, |offsets| offsets.ctx_cpu);
+        let (request_start, starts_unknown) = known(layout.request_start);
+        let samples = options.level == Level::Timing && request_start.is_some();
+        let sampling = u32::from(samples);
+        let request_start = request_start.unwrap_or(0);
         let sizes = options.sizes;
         let btf = Btf::from_sys_fs().ok();
         let mut loader = EbpfLoader::new();
@@ -204,9 +221,15 @@ impl Tracer {
             .override_global("PER_CPU_OFFSET_ADDRESS", &per_cpu_offset, true)
             .override_global("IRQS_SUM_OFFSET", &irqs_sum, true)
             .override_global("TIMING", &timing, true)
+            .override_global("PLACEMENT", &placement, true)
+            .override_global("REQUEST_CTX_OFFSET", &request_ctx, true)
+            .override_global("CTX_CPU_OFFSET", &ctx_cpu, true)
+            .override_global("SAMPLING", &sampling, true)
+            .override_global("REQUEST_START_OFFSET", &request_start, true)
             .map_max_entries("LINES", sizes.interrupts)
             .map_max_entries("CELLS", sizes.slots)
             .map_max_entries("BANKS", sizes.cpus)
+            .map_max_entries("PLACES", sizes.cpus)
             .map_max_entries("FREE_SLOTS", sizes.slots)
             .map_max_entries("BIO_BANKS", sizes.cpus)
             .load(object)
@@ -217,15 +240,21 @@ impl Tracer {
         let tracer = Self {
             cells: map(&ebpf, "CELLS", sizes.slots)?,
             banks: map(&ebpf, "BANKS", sizes.cpus)?,
+            places: map(&ebpf, "PLACES", sizes.cpus)?,
+            samples: map(&ebpf, "SAMPLES", samples::DISKS)?,
             bio_banks: map(&ebpf, "BIO_BANKS", sizes.cpus)?,
             bio_sets: map(&ebpf, "BIO_SETS", SETS as u32)?,
             bio_regimes: map(&ebpf, "BIO_REGIMES", 1)?,
             options,
             repeats_unknown,
+            placement_unknown,
+            starts_unknown,
             attached: RwLock::new(Attached {
                 attachments: PROGRAMS
-                    .map(Attachment::new)
                     .into_iter()
+                    // Ends are of no use without samples.
+                    .filter(|program| samples || program.name != BLOCK_RQ_COMPLETE)
+                    .map(Attachment::new)
                     .chain(bio::programs(&bio_layout))
                     .collect(),
                 ebpf,
@@ -323,12 +352,29 @@ impl Tracer {
         self.banks.raise_generation();
     }
 
+    /// Tells where the CPUs are, by number. Until then, and for CPUs that are not
+    /// named, the distance of completions is unknown.
+    pub fn set_places(&self, places: &[Place]) {
+        self.places.set_all(places);
+    }
+
     /// Everything counted so far, without who owns the lines. No system call.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let cells: Vec<LineCell> = self.cells.iter().collect();
         let repeats_known = self.repeats_unknown.is_none();
+        let mut of_disks = self.samples.iter().map(|of_disk| sample_counts(&of_disk));
+        let other_samples = of_disks.next().unwrap_or_default();
+        let samples = of_disks.zip(0..).filter_map(|(counts, number)| {
+            (counts != SampleCounts::default()).then(|| DiskSamples {
+                disk: format!("nvme{number}"),
+                controller: None,
+                counts,
+            })
+        });
         Counters {
+            samples: samples.collect(),
+            other_samples,
             lines: cells
                 .iter()
                 // The kind may have been read just before the slot was described.
@@ -362,25 +408,43 @@ impl Tracer {
             .iter()
             .map(|one| one.probe(&attached.ebpf, &self.options.roots))
             .collect();
-        let (state, reason) = match &self.repeats_unknown {
+        let supported = |unknown: &Option<String>| match unknown {
             None => (ProbeState::Attached, None),
             Some(reason) => (ProbeState::Unsupported, Some(reason.clone())),
         };
-        probes.push(capability(REPEATED_RUNS, "kstat.irqs_sum", state, reason));
-        let (state, reason) = match self.options.level {
-            Level::Timing => (ProbeState::Attached, None),
+        let timed = |otherwise| match self.options.level {
+            Level::Timing => otherwise,
             Level::Counters => (
                 ProbeState::NotApplicable,
                 Some("--level counters reads no clock".to_owned()),
             ),
         };
-        probes.push(capability(HANDLER_TIME, "bpf_ktime_get_ns", state, reason));
-        let context = self.bio_layout.as_ref().map_err(Clone::clone);
-        let (state, reason) = match context.and_then(BioLayout::context) {
-            Ok(()) => (ProbeState::Attached, None),
-            Err(reason) => (ProbeState::Unsupported, Some(reason)),
+        let context = match &self.bio_layout {
+            Ok(layout) => layout.context().err(),
+            Err(reason) => Some(reason.clone()),
         };
-        probes.push(capability(BIO_CONTEXT, "preempt_count", state, reason));
+        let none = (ProbeState::Attached, None);
+        for (name, mechanism, state) in [
+            (
+                REPEATED_RUNS,
+                "kstat.irqs_sum",
+                supported(&self.repeats_unknown),
+            ),
+            (HANDLER_TIME, "bpf_ktime_get_ns", timed(none)),
+            (
+                PLACEMENT,
+                "request.mq_ctx",
+                supported(&self.placement_unknown),
+            ),
+            (
+                COMPLETION_TIMES,
+                "request.start_time_ns",
+                timed(supported(&self.starts_unknown)),
+            ),
+            (BIO_CONTEXT, "preempt_count", supported(&context)),
+        ] {
+            probes.push(capability(name, mechanism, state));
+        }
         probes
     }
 
@@ -417,8 +481,16 @@ fn check(options: &Options) -> Result<Box<NameTable>, LoadError> {
     }
 }
 
+/// What is known, or else why not.
+fn known<T>(fact: Result<T, String>) -> (Option<T>, Option<String>) {
+    match fact {
+        Ok(value) => (Some(value), None),
+        Err(reason) => (None, Some(reason)),
+    }
+}
+
 /// A line of the probe list for what is no hook of its own.
-fn capability(name: &str, mechanism: &str, state: ProbeState, reason: Option<String>) -> Probe {
+fn capability(name: &str, mechanism: &str, (state, reason): (ProbeState, Option<String>)) -> Probe {
     Probe {
         name: name.to_owned(),
         state,

@@ -9,7 +9,7 @@ use xtask_lab::{Artifacts, GuestCommand, GuestConfig, Scrape};
 use xtask_setup::KERNELS;
 
 use crate::kernel_test;
-use crate::server::{PATIENCE, Server, sum};
+use crate::server::{PATIENCE, Server};
 
 const DISKS: u8 = 2;
 const READS: u64 = 2_000;
@@ -87,7 +87,6 @@ fn classes_add_up(scrape: &Scrape) {
         let key = ["bio_set", "kind", "polled"].map(|name| sample.label(name).to_owned());
         *left.entry(key).or_default() += sign * sample.value as i64;
     }
-    assert!(!left.is_empty(), "no set of bios was seen");
     assert!(left.values().all(|left| *left == 0), "{left:?}");
 }
 
@@ -172,11 +171,14 @@ fn reads_are_told_apart(artifacts: &Artifacts) {
             assert_eq!(right, reads, "{counts:?}");
         }
         let found = after.series("vmdtrace_bio_cache_regime_info").next();
-        let found = found.map(|sample| sample.label("regime").to_owned());
-        assert_eq!(found.as_deref(), Some(regime));
+        let found = found.map_or("", |sample| sample.label("regime"));
+        // Whoever asks for the cache does not tell whether one has to.
+        let silent = regime == "opt_in" && engine == "io_uring";
+        assert!(found == regime || silent && found == "unknown", "{found}");
 
         // What was allocated was freed.
-        let rise_of = |family| sum(&after, family) - sum(&before, family);
+        let total = |scrape: &Scrape, family| scrape.sum(family, |_| true).unwrap_or_default();
+        let rise_of = |family| (total(&after, family) - total(&before, family)) as u64;
         let allocated = rise_of(ALLOCATIONS) - rise_of("vmdtrace_bio_allocations_failed_total");
         let frees = |scrape: &Scrape| -> BTreeMap<String, u64> {
             let samples = scrape.series("vmdtrace_bio_frees_total");
