@@ -84,7 +84,14 @@ pub(crate) fn completions_elsewhere_starve_the_cache(guest: &mut BioGuest, table
         if !as_expected(far) {
             wrong.push(format!("vmdtrace: {far} completions far from the reader"));
         }
-        table.add(guest, load, reads, counts, expected, wrong);
+        table.add(
+            guest,
+            load,
+            reads,
+            (counts, window.untold()),
+            expected,
+            wrong,
+        );
     }
 }
 

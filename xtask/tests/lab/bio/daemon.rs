@@ -46,6 +46,11 @@ impl Window<'_> {
         self.rise(REMOTE, |sample| sample.label("distance") != "same-cache")
     }
 
+    /// Allocations whose class cannot be told.
+    pub(crate) fn untold(&self) -> u64 {
+        self.all(AMBIGUOUS) + self.all(UNPAIRED)
+    }
+
     /// Frees to the slab because they came in a softirq.
     pub(crate) fn freed_to_slab_in_softirq(&self) -> u64 {
         self.of(FREES, "destination", "slab_softirq")

@@ -38,6 +38,8 @@ struct Row {
     counts: Counts,
     /// Hits by the vectors of the bios, where those tell.
     vectors: Option<u64>,
+    /// Allocations whose class the daemon could not tell.
+    untold: u64,
     expected: Expected,
     wrong: Vec<String>,
 }
@@ -52,7 +54,7 @@ impl Table {
         guest: &BioGuest,
         load: &'static str,
         reads: u64,
-        counts: Counts,
+        (counts, untold): (Counts, u64),
         expected: Expected,
         wrong: Vec<String>,
     ) {
@@ -63,6 +65,7 @@ impl Table {
             reads,
             vectors: tells.then(|| counts.hits_by_vectors().0),
             counts,
+            untold,
             expected,
             wrong,
         };
@@ -88,8 +91,16 @@ impl Table {
         }
         println!("\nbios by kernel and load, as bpftrace counted them:");
         println!(
-            "{:<18} {:<20} {:>6} {:>11} {:>7} {:>6} {:>7} {:>6}  expected     result",
-            "kernel", "load", "reads", "allocations", "kmalloc", "slab", "vectors", "freed"
+            "{:<18} {:<20} {:>6} {:>11} {:>7} {:>6} {:>7} {:>6} {:>6}  expected     result",
+            "kernel",
+            "load",
+            "reads",
+            "allocations",
+            "kmalloc",
+            "slab",
+            "vectors",
+            "freed",
+            "untold"
         );
         for row in rows.iter() {
             println!("{row}");
@@ -108,7 +119,7 @@ impl fmt::Display for Row {
         };
         write!(
             formatter,
-            "{:<18} {:<20} {:>6} {:>11} {:>7} {:>6} {:>7} {:>6}  {:<12} {result}",
+            "{:<18} {:<20} {:>6} {:>11} {:>7} {:>6} {:>7} {:>6} {:>6}  {:<12} {result}",
             self.kernel,
             self.load,
             self.reads,
@@ -117,6 +128,7 @@ impl fmt::Display for Row {
             optional(self.counts.slab),
             optional(self.vectors),
             self.counts.freed,
+            self.untold,
             self.expected,
         )
     }
@@ -206,12 +218,12 @@ fn loads_meet_the_cache_as_expected(guest: &mut BioGuest, table: &Table) {
     let mut before = guest.read();
     for way in &WAYS {
         let expected = way.expected(regime);
-        let (mut reads, mut counts, mut wrong) = (0, Counts::default(), Vec::new());
+        let (mut reads, mut counted, mut wrong) = (0, (Counts::default(), 0), Vec::new());
         match guest.target(way.target) {
             Some(target) => {
                 reads = read(guest, way, target);
                 let after = guest.read();
-                counts = after.oracle.since(&before.oracle);
+                let counts = after.oracle.since(&before.oracle);
                 wrong = judge(expected, regime, way, reads, &counts);
                 let window = Window {
                     before: &before.daemon,
@@ -219,12 +231,13 @@ fn loads_meet_the_cache_as_expected(guest: &mut BioGuest, table: &Table) {
                 };
                 wrong.extend(window.compare(&counts, &guest.named, expected, reads));
                 wrong.extend(daemon::wrong_regime(&after.daemon, regime));
+                counted = (counts, window.untold());
                 before = after;
             }
             None if expected == Expected::Unavailable => {}
             None => wrong.push("there is no such device".to_owned()),
         }
-        table.add(guest, way.name, reads, counts, expected, wrong);
+        table.add(guest, way.name, reads, counted, expected, wrong);
     }
 }
 
