@@ -253,21 +253,21 @@ impl Bank {
         // SAFETY: an element of a map lives as long as the program; the index is
         // below the array's length by its mask.
         let counter = unsafe { &mut (&mut (*self.0).allocations)[index & (ALLOCATIONS - 1)] };
-        kernel::add_one(counter);
+        kernel::add(counter, 1);
     }
 
     #[inline(always)]
     pub(crate) fn count_free(self, index: usize) {
         // SAFETY: as above.
         let counter = unsafe { &mut (&mut (*self.0).frees)[index & (FREES - 1)] };
-        kernel::add_one(counter);
+        kernel::add(counter, 1);
     }
 
     #[inline(always)]
     pub(crate) fn count_kmalloc(self) {
         // SAFETY: as above.
         let counter = unsafe { &mut (*self.0).kmallocs };
-        kernel::add_one(counter);
+        kernel::add(counter, 1);
     }
 
     /// `__per_cpu_offset` of this bank's CPU.
@@ -314,7 +314,7 @@ pub(crate) fn claim_set(slot: u64) -> bool {
     let Some(set) = set_slot(slot) else {
         return false;
     };
-    kernel::add_one(&mut set.claims);
+    kernel::add(&mut set.claims, 1);
     // SAFETY: valid and aligned.
     let claims = unsafe { (&raw const set.claims).read_volatile() };
     claims == 1
