@@ -1,10 +1,11 @@
 //! H0: the load itself fell.
 
-use super::{Case, Explanation, Judgement, Remedy};
+use super::{Case, Explanation, Judgement, Kind, Remedy};
 
 pub(super) const EXPLANATION: Explanation = Explanation {
     id: "h0-load",
     title: "the load keeps less in flight",
+    kind: Kind::Hypothesis,
     judge,
     of_idle: false,
     remedies: &[Remedy {

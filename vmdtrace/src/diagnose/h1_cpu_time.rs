@@ -1,11 +1,12 @@
 //! H1: the CPUs that serve interrupts have no time left.
 
-use super::{Case, Explanation, Judgement, NEEDS_CPUS, Remedy, Time, percent};
+use super::{Case, Explanation, Judgement, Kind, NEEDS_CPUS, Remedy, Time, percent};
 use crate::host::topology::Mode;
 
 pub(super) const EXPLANATION: Explanation = Explanation {
     id: "h1-cpu-time",
     title: "interrupts take all the time of the CPUs that serve them",
+    kind: Kind::Hypothesis,
     judge,
     of_idle: false,
     remedies: &[

@@ -1,10 +1,11 @@
 //! H2: fewer completions per interrupt.
 
-use super::{Case, Explanation, Judgement, Remedy, Verdict, h1_cpu_time};
+use super::{Case, Explanation, Judgement, Kind, Remedy, Verdict, h1_cpu_time};
 
 pub(super) const EXPLANATION: Explanation = Explanation {
     id: "h2-batching",
     title: "few completions per interrupt",
+    kind: Kind::Hypothesis,
     judge,
     of_idle: false,
     remedies: &[

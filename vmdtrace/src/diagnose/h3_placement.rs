@@ -1,11 +1,12 @@
 //! H3: interrupts go to the wrong CPUs.
 
-use super::{Case, Explanation, Judgement, NEEDS_CPUS, Remedy, Time, h1_cpu_time, percent};
+use super::{Case, Explanation, Judgement, Kind, NEEDS_CPUS, Remedy, Time, h1_cpu_time, percent};
 use crate::host::topology::Mode;
 
 pub(super) const EXPLANATION: Explanation = Explanation {
     id: "h3-placement",
     title: "interrupts go to few CPUs, or far from the submitters",
+    kind: Kind::Hypothesis,
     judge,
     of_idle: false,
     remedies: &[

@@ -1,10 +1,11 @@
 //! H4: disks, ports or the fabric below the controller are at a limit.
 
-use super::{Case, Explanation, Judgement, NEEDS_CPUS, Remedy, Time};
+use super::{Case, Explanation, Judgement, Kind, NEEDS_CPUS, Remedy, Time};
 
 pub(super) const EXPLANATION: Explanation = Explanation {
     id: "h4-device",
     title: "disks, ports or the fabric below the CPUs are at a limit",
+    kind: Kind::Hypothesis,
     judge,
     of_idle: false,
     remedies: &[

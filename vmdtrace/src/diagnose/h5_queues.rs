@@ -1,10 +1,11 @@
 //! H5: fewer queues than CPUs, or several queues on a vector.
 
-use super::{Case, Explanation, Judgement, Remedy, Time, percent};
+use super::{Case, Explanation, Judgement, Kind, Remedy, Time, percent};
 
 pub(super) const EXPLANATION: Explanation = Explanation {
     id: "h5-queues",
     title: "too few queues, or too many on a vector",
+    kind: Kind::Hypothesis,
     judge,
     of_idle: false,
     remedies: &[

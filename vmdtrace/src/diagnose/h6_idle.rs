@@ -1,10 +1,11 @@
 //! H6: interrupts have to wake CPUs from deep idle states.
 
-use super::{Case, Explanation, Judgement, Remedy, Time};
+use super::{Case, Explanation, Judgement, Kind, Remedy, Time};
 
 pub(super) const EXPLANATION: Explanation = Explanation {
     id: "h6-idle",
     title: "interrupts wake CPUs from deep idle states",
+    kind: Kind::Hypothesis,
     judge,
     of_idle: false,
     remedies: &[Remedy {

@@ -1,10 +1,11 @@
 //! H7: the IOMMU translates, and all disks of a VMD share one domain.
 
-use super::{Case, Explanation, Judgement, Remedy};
+use super::{Case, Explanation, Judgement, Kind, Remedy, kernel};
 
 pub(super) const EXPLANATION: Explanation = Explanation {
     id: "h7-iommu",
     title: "the IOMMU translates every transfer",
+    kind: Kind::Hypothesis,
     judge,
     of_idle: false,
     remedies: &[
@@ -73,10 +74,7 @@ fn judge(case: &Case<'_>) -> Judgement {
 }
 
 /// Whether a domain called `DMA` is a strict one. Until 5.14 lazy ones were called so,
-/// too (`iommu_group_show_type` in drivers/iommu/iommu.c). On a kernel that is
-/// not understood less is claimed.
+/// too (`iommu_group_show_type` in drivers/iommu/iommu.c).
 fn tells_strict(release: &str) -> bool {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    let mut next = || numbers.next().and_then(|it| it.parse::<u32>().ok());
-    next().zip(next()).is_some_and(|it| it >= (5, 15))
+    kernel::is_at_least(release, (5, 15))
 }

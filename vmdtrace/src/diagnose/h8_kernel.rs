@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 
 use super::picture::{Group, Picture};
-use super::{Case, Explanation, Judgement, Remedy};
+use super::{Case, Explanation, Judgement, Kind, Remedy};
 use crate::host::topology::BlockSettings;
 
 pub(super) const EXPLANATION: Explanation = Explanation {
     id: "h8-kernel",
     title: "each I/O costs more CPU time",
+    kind: Kind::Hypothesis,
     judge,
     of_idle: false,
     remedies: &[

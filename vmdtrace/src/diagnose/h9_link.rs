@@ -1,12 +1,13 @@
 //! H9: a link runs below what its two ends can do.
 
 use super::picture::DiskUse;
-use super::{Case, Explanation, Judgement, Remedy, percent};
+use super::{Case, Explanation, Judgement, Kind, Remedy, percent};
 use crate::host::topology::Link;
 
 pub(super) const EXPLANATION: Explanation = Explanation {
     id: "h9-link",
     title: "a link is slower or narrower than it can be",
+    kind: Kind::Hypothesis,
     judge,
     of_idle: true,
     remedies: &[Remedy {

@@ -6,6 +6,14 @@
 //! [`thresholds`] where they turn.
 
 pub mod compare;
+mod fault_bio_ineligible;
+mod fault_bio_starved;
+mod fault_config_read;
+mod fault_forced_remap;
+mod fault_numa;
+mod fault_stalled;
+mod fault_threaded;
+mod fault_xen;
 mod h0_load;
 mod h1_cpu_time;
 mod h2_batching;
@@ -16,12 +24,15 @@ mod h6_idle;
 mod h7_iommu;
 mod h8_kernel;
 mod h9_link;
+mod kernel;
 pub mod picture;
 pub mod recorded;
 pub mod thresholds;
 
 #[cfg(test)]
 mod cases;
+#[cfg(test)]
+mod faults;
 #[cfg(test)]
 mod matrix;
 #[cfg(test)]
@@ -62,6 +73,16 @@ impl Verdict {
     }
 }
 
+/// What kind of explanation it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Why the rate of a host that works is what it is.
+    Hypothesis,
+    /// A known fault or limit of kernel, driver or set-up.
+    Fault,
+}
+
 /// A number that a verdict was reached by.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Number {
@@ -83,6 +104,7 @@ pub struct Finding {
     /// Stable; an anchor in docs/diagnosis.md.
     pub id: &'static str,
     pub title: &'static str,
+    pub kind: Kind,
     /// The controller's address, or `direct`.
     pub of: String,
     pub verdict: Verdict,
@@ -186,6 +208,7 @@ impl Diagnosis {
 struct Explanation {
     id: &'static str,
     title: &'static str,
+    kind: Kind,
     judge: fn(&Case<'_>) -> Judgement,
     /// Whether it says anything of a controller without I/O.
     of_idle: bool,
@@ -194,7 +217,9 @@ struct Explanation {
 
 /// Every explanation. Among equal verdicts this is the ranking: what makes
 /// others happen comes first.
-const EXPLANATIONS: [&Explanation; 10] = [
+const EXPLANATIONS: [&Explanation; 18] = [
+    &fault_stalled::EXPLANATION,
+    &fault_xen::EXPLANATION,
     &h9_link::EXPLANATION,
     &h0_load::EXPLANATION,
     &h5_queues::EXPLANATION,
@@ -205,6 +230,12 @@ const EXPLANATIONS: [&Explanation; 10] = [
     &h7_iommu::EXPLANATION,
     &h6_idle::EXPLANATION,
     &h8_kernel::EXPLANATION,
+    &fault_config_read::EXPLANATION,
+    &fault_numa::EXPLANATION,
+    &fault_forced_remap::EXPLANATION,
+    &fault_threaded::EXPLANATION,
+    &fault_bio_starved::EXPLANATION,
+    &fault_bio_ineligible::EXPLANATION,
 ];
 
 /// What is judged.
@@ -349,6 +380,7 @@ fn judge(case: &Case<'_>) -> Vec<Finding> {
             Finding {
                 id: explanation.id,
                 title: explanation.title,
+                kind: explanation.kind,
                 of: case.group.name.clone(),
                 verdict,
                 why,

@@ -10,6 +10,7 @@ use super::thresholds::Thresholds;
 use crate::host::NumberList;
 use crate::host::activity::{CpuActivity, DiskActivity};
 use crate::host::topology::{BlockSettings, Controller, Disk, DiskPath, Link, Machine, Mode};
+use crate::snapshot::bio::{BioDestination, BioRegime};
 use crate::snapshot::window::{Change, Window};
 use crate::snapshot::{Detail, LineCounts, LineKind, Remote, SampleCounts, Times};
 
@@ -33,10 +34,27 @@ pub struct Picture {
     /// Standard error of the I/O rate as a share of it, from the spread inside
     /// a recording ([`relative_error`](super::compare::relative_error)).
     pub rate_error: Option<f64>,
+    /// Completions of all NVMe disks found outside interrupt handlers, per
+    /// second: polled, in threads, or by a timeout.
+    pub outside_handlers: Option<f64>,
+    /// The per-CPU cache of bios; of the whole host.
+    pub bio: Option<BioUse>,
     #[serde(skip)]
     pub machine: Machine,
     /// What makes the numbers less than they seem.
     pub notes: Vec<String>,
+}
+
+/// What bios were allocated from, and how they were freed. Shares.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BioUse {
+    pub regime: BioRegime,
+    /// Bios that the cache could serve, of all.
+    pub eligible_share: Option<f64>,
+    /// Bios that it did serve, of these.
+    pub hit_share: Option<f64>,
+    /// Frees in softirqs, of those of bios with a cache.
+    pub softirq_share: Option<f64>,
 }
 
 /// One VMD controller with its disks, or all disks that are behind none.
@@ -44,6 +62,8 @@ pub struct Picture {
 pub struct Group {
     /// The controller's address, or `direct`.
     pub name: String,
+    /// PCI device id of the controller.
+    pub device_id: Option<u16>,
     /// Absent for disks behind no controller.
     pub mode: Option<Mode>,
     /// How the mode was told.
@@ -77,6 +97,9 @@ pub struct Group {
     pub nothing_per_completion: Option<f64>,
     /// Time in handlers per completion, in nanoseconds.
     pub interrupt_ns_per_io: Option<f64>,
+    /// Time in the controller's own handlers without their children, per run of
+    /// a child, in nanoseconds (remap only).
+    pub vector_ns_per_child: Option<f64>,
     /// The line with most time (or runs) of its kind, and its share.
     pub hottest_line: Option<(String, f64)>,
     /// Share of the completions that another CPU than the submitter's handled.
@@ -108,6 +131,8 @@ pub struct Serving {
     pub interrupt_part: Option<f64>,
     /// Mean of 1 - idle/wall of the other CPUs.
     pub others_busy: Option<f64>,
+    /// Share of the interrupt time on other NUMA nodes than the controller's.
+    pub other_node: Option<f64>,
     /// Entries into deep idle states per interrupt.
     pub deep_idle_per_interrupt: Option<f64>,
     /// Exit time of the deep idle state they entered most, in microseconds.
@@ -126,12 +151,23 @@ pub struct DiskUse {
     pub read_share: Option<f64>,
     /// Whether it takes part in the load.
     pub busy: bool,
+    /// Set where requests are in flight and none ended.
+    pub stalled: Option<Stalled>,
     /// Queues with an interrupt, without the admin queue.
     pub io_queues: u32,
     pub link: Option<Link>,
     pub port_link: Option<Link>,
     #[serde(skip)]
     pub settings: Vec<BlockSettings>,
+}
+
+/// Requests of which none ends.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Stalled {
+    /// In flight at the end of the window.
+    pub requests: u64,
+    /// Time with requests in flight, as a share of the window.
+    pub busy: f64,
 }
 
 /// One CPU. Shares are of wall time.
@@ -183,10 +219,65 @@ impl Picture {
             groups,
             cpus,
             rate_error: None,
+            outside_handlers: ratio(
+                window
+                    .counters
+                    .cpus
+                    .iter()
+                    .map(|cpu| cpu.completions_outside as f64)
+                    .sum(),
+                seconds,
+            )
+            .filter(|_| window.counted.completions),
+            bio: bio(window),
             machine: topology.machine.clone(),
             notes,
         }
     }
+}
+
+fn bio(window: &Window) -> Option<BioUse> {
+    let counted = window.counted.bio;
+    let counts = &window.counters.bio;
+    if !counted.allocations || counts.allocations.is_empty() {
+        return None;
+    }
+    let (mut hits, mut eligible, mut all) = (0.0, 0.0, 0.0);
+    for it in &counts.allocations {
+        let sum = |counts: &[u64]| counts.iter().map(|&it| it as f64).sum::<f64>();
+        let hit = sum(&[it.hits_own, it.hits_splice]);
+        hits += hit;
+        eligible += hit
+            + sum(&[
+                it.misses_empty,
+                it.misses_below_threshold,
+                it.misses_reserve,
+            ]);
+        all += it.total() as f64;
+    }
+    if counted.kmallocs {
+        all += counts.kmallocs as f64;
+    }
+    let (mut softirq, mut cached) = (0.0, 0.0);
+    for frees in &counts.frees {
+        let count = frees.count as f64;
+        match frees.destination {
+            BioDestination::SlabSoftirq => {
+                softirq += count;
+                cached += count;
+            }
+            BioDestination::OwnList | BioDestination::IrqList | BioDestination::SlabOverflow => {
+                cached += count;
+            }
+            BioDestination::NotCached | BioDestination::Kfree | BioDestination::Unknown => {}
+        }
+    }
+    Some(BioUse {
+        regime: counts.regime,
+        eligible_share: ratio(eligible, all),
+        hit_share: ratio(hits, eligible),
+        softirq_share: ratio(softirq, cached).filter(|_| counted.frees && counted.contexts),
+    })
 }
 
 fn usable_cpus(machine: &Machine) -> Option<u32> {
@@ -480,6 +571,7 @@ impl<'a> Parts<'a> {
             name: self
                 .controller
                 .map_or_else(|| "direct".to_owned(), |it| it.address.to_string()),
+            device_id: self.controller.and_then(|it| it.device_id),
             mode: self.controller.map(|it| it.mode),
             mode_told_by: self
                 .controller
@@ -520,6 +612,17 @@ impl<'a> Parts<'a> {
                 .filter(|_| counted.completions),
             interrupt_ns_per_io: ratio(time, completions)
                 .filter(|_| counted.handler_time && counted.completions),
+            vector_ns_per_child: child(ratio(
+                self.sum(|line| {
+                    if line.kind == LineKind::VmdVector {
+                        line.counts.self_ns
+                    } else {
+                        0
+                    }
+                }),
+                child_runs,
+            ))
+            .filter(|_| counted.handler_time),
             hottest_line: self.hottest_line(),
             remote_share: ratio(remote, placed).filter(|_| placement),
             far_share: ratio(remote - near, placed).filter(|_| placement),
@@ -603,6 +706,16 @@ impl<'a> Parts<'a> {
                 .zip(ios)
                 .and_then(|(reads, ios)| ratio(reads, ios)),
             busy: false,
+            stalled: found.as_ref().and_then(|found| {
+                let stalled =
+                    |it: &&&DiskActivity| it.in_flight > 0 && it.reads == 0 && it.writes == 0;
+                let disks = || found.iter().filter(stalled);
+                let busy = |it: &&DiskActivity| ratio(it.busy_ms as f64 / 1e3, seconds);
+                Some(Stalled {
+                    requests: disks().map(|it| it.in_flight).reduce(u64::saturating_add)?,
+                    busy: disks().filter_map(busy).fold(0.0, f64::max),
+                })
+            }),
             io_queues: disk
                 .queues
                 .iter()
@@ -671,7 +784,28 @@ impl<'a> Parts<'a> {
             let lines = self.lines.iter();
             effective(lines.map(|line| self.weight(line)))
         });
-        serving(&weights, lines.flatten(), cpus)
+        let mut serving = serving(&weights, lines.flatten(), cpus)?;
+        serving.other_node = self.other_node(&weights);
+        Some(serving)
+    }
+
+    /// Share of the weight on other nodes than the controller's (of disks
+    /// without one: than theirs, where it is the same).
+    fn other_node(&self, weights: &BTreeMap<u32, f64>) -> Option<f64> {
+        let node = match self.controller {
+            Some(controller) => controller.numa_node?,
+            None => {
+                let first = self.disks.first()?.numa_node?;
+                let all = self.disks.iter();
+                Some(first).filter(|_| all.into_iter().all(|it| it.numa_node == Some(first)))?
+            }
+        };
+        let nodes = &self.window.topology.machine.numa_nodes;
+        let local = nodes.iter().find(|it| it.id == node)?;
+        let local: BTreeSet<u32> = NumberList::parse(&local.cpus).ok()?.numbers().collect();
+        let other = weights.iter().filter(|(cpu, _)| !local.contains(cpu));
+        let other: f64 = other.map(|(_, weight)| weight).sum();
+        ratio(other, weights.values().sum())
     }
 
     /// Interrupt time by CPU, from where each line is delivered. Only where it
@@ -794,6 +928,7 @@ fn serving(
             .and_then(|(interrupt, busy)| ratio(interrupt, busy))
             .map(|part| part.min(1.0)),
         others_busy: ratio(others.iter().sum(), others.len() as f64),
+        other_node: None,
         deep_idle_per_interrupt: mean(&deep),
         deep_idle_exit_us: exit.map(|(_, exit)| exit),
     })

@@ -440,6 +440,7 @@ impl Scene {
                 id: 0,
                 cpus: all.clone(),
             }],
+            options: vec!["nvme.poll_queues=0".to_owned()],
             last_level_caches: vec![all.clone()],
             idle_states: vec![IdleStates {
                 cpus: all,

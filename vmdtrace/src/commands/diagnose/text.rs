@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::diagnose::compare::{Comparison, Difference};
 use crate::diagnose::picture::{Group, Picture, Serving};
-use crate::diagnose::{Diagnosis, Finding, Number, Verdict};
+use crate::diagnose::{Diagnosis, Finding, Kind, Number, Verdict};
 use crate::host::{NumberList, printable};
 
 const WIDTH: usize = 100;
@@ -42,6 +42,8 @@ fn picture(text: &mut String, title: &str, picture: &Picture) {
         cpu_ns_per_io,
         machine: _,
         rate_error,
+        outside_handlers,
+        bio,
         notes,
     } = picture;
     let _ = writeln!(
@@ -63,6 +65,24 @@ fn picture(text: &mut String, title: &str, picture: &Picture) {
         "CPU time, whole host",
         cpu_ns_per_io.map(|it| format!("{it:.0} ns per I/O")),
     );
+    fact(
+        text,
+        "completions not in handlers",
+        outside_handlers.map(|it| format!("{it:.0} per second")),
+    );
+    let percent =
+        |value: Option<f64>| value.map_or("none".to_owned(), |it| format!("{:.1} %", it * 100.0));
+    fact(
+        text,
+        "bios from the CPU's cache",
+        bio.as_ref().map(|bio| {
+            format!(
+                "{} of those eligible, which are {}",
+                percent(bio.hit_share),
+                percent(bio.eligible_share)
+            )
+        }),
+    );
     if groups.iter().all(|group| group.disks.is_empty()) {
         text.push_str("  no NVMe disk\n");
     }
@@ -77,6 +97,7 @@ fn picture(text: &mut String, title: &str, picture: &Picture) {
 fn group(text: &mut String, group: &Group) {
     let Group {
         name,
+        device_id: _,
         mode,
         mode_told_by,
         iommu,
@@ -95,6 +116,7 @@ fn group(text: &mut String, group: &Group) {
         nothing_share,
         nothing_per_completion: _,
         interrupt_ns_per_io,
+        vector_ns_per_child: _,
         hottest_line,
         remote_share,
         far_share,
@@ -259,8 +281,25 @@ fn findings(text: &mut String, diagnosis: &Diagnosis) {
         .findings
         .iter()
         .any(|finding| finding.of != diagnosis.findings[0].of);
-    for finding in &diagnosis.findings {
+    // A fault that is not there needs no more than its name.
+    let is_brief =
+        |finding: &&Finding| finding.kind == Kind::Fault && finding.verdict > Verdict::Possible;
+    for finding in diagnosis.findings.iter().filter(|it| !is_brief(it)) {
         self::finding(text, finding, many);
+    }
+    for verdict in [Verdict::Contradicted, Verdict::NotMeasured] {
+        let brief = diagnosis.findings.iter().filter(is_brief);
+        let mut ids: Vec<&str> = brief
+            .filter(|it| it.verdict == verdict)
+            .map(|it| it.id)
+            .collect();
+        // Once, whatever the number of controllers.
+        ids.sort_unstable();
+        ids.dedup();
+        if !ids.is_empty() {
+            let begin = format!("known faults {}: ", verdict.as_str());
+            wrapped(text, &begin, 2, &ids.join(", "));
+        }
     }
 }
 
@@ -268,6 +307,7 @@ fn finding(text: &mut String, finding: &Finding, many: bool) {
     let Finding {
         id,
         title,
+        kind: _,
         of,
         verdict,
         why,
@@ -375,6 +415,14 @@ mod tests {
         );
         assert!(
             text.contains("VMD 0000:97:00.5: bypass (msi_irqs: absent"),
+            "{text}"
+        );
+        assert!(
+            text.contains("\nknown faults contradicted: bypass-under-xen, config-read-"),
+            "{text}"
+        );
+        assert!(
+            text.contains("\nknown faults not measured: bio-cache-not-eligible, bio-"),
             "{text}"
         );
         assert!(
