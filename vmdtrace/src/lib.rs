@@ -5,6 +5,7 @@
 //! ```text
 //! probes/  eBPF programs and their maps -> Counters --\
 //! host/    /sys and /proc               -> Topology --+-> snapshot/  Snapshot -> metrics/  Prometheus families
+//!                                                                             |-> diagnose/ findings, from two Snapshots
 //!                                                                             \-> commands/ what a person reads
 //! ```
 //!
