@@ -10,7 +10,7 @@ pub(super) const EXPLANATION: Explanation = Explanation {
     judge,
     of_idle: true,
     remedies: &[Remedy {
-        what: "pass the VMD through at the addresses it has on the host, or not at all",
+        what: "in a virtual machine: pass the VMD through at the addresses it has on the host, or not at all",
         price: "the guest's address space is tied to the host's",
     }],
 };

@@ -1,6 +1,9 @@
 //! H4: disks, ports or the fabric below the controller are at a limit.
 
-use super::{Case, Explanation, Judgement, Kind, NEEDS_CPUS, Remedy, Time};
+use super::{
+    Case, Explanation, Judgement, Kind, NEEDS_CPUS, Remedy, Time, Verdict, h6_idle, h7_iommu,
+    h9_link,
+};
 
 pub(super) const EXPLANATION: Explanation = Explanation {
     id: "h4-device",
@@ -109,6 +112,15 @@ fn verdict(case: &Case<'_>, growth: Option<f64>) -> Judgement {
             "latency is {growth:.2} times that of the faster window: requests do not wait longer"
         ))
     } else if growth >= thresholds.latency_grew && depth >= thresholds.same_in_flight {
+        if let Some(other) = other_cause(case) {
+            return Judgement::possible(
+                format!(
+                    "requests take {growth:.2} times as long at the same depth, which {other} may \
+                     account for"
+                ),
+                "two windows that differ in this alone",
+            );
+        }
         Judgement::supported(format!(
             "requests take {growth:.2} times as long at the same depth, and the CPUs that serve \
              them have time left: they wait below the CPUs. What it is there is not known; upstream \
@@ -120,4 +132,17 @@ fn verdict(case: &Case<'_>, growth: Option<f64>) -> Judgement {
             TWO,
         )
     }
+}
+
+/// What else makes requests take longer, where it is supported.
+fn other_cause(case: &Case<'_>) -> Option<&'static str> {
+    let others = [
+        &h9_link::EXPLANATION,
+        &h7_iommu::EXPLANATION,
+        &h6_idle::EXPLANATION,
+    ];
+    let mut others = others.into_iter();
+    others
+        .find(|other| (other.judge)(case).verdict == Verdict::Supported)
+        .map(|other| other.id)
 }

@@ -94,11 +94,26 @@ fn queues(case: &Case<'_>) -> Judgement {
         Judgement::contradicted("every CPU has a queue of its own on each disk")
     } else {
         let text = format!("a disk has {fewest} queues for {cpus} CPUs");
+        let others = case.serving().and_then(|serving| serving.others_busy);
         match case.time_of(busiest) {
-            Time::Out => Judgement::supported(format!(
-                "{text}, and a CPU that serves interrupts is full ({})",
-                percent(busiest.unwrap_or(1.0))
-            )),
+            Time::Out => {
+                let text = format!(
+                    "{text}, and a CPU that serves interrupts is full ({})",
+                    percent(busiest.unwrap_or(1.0))
+                );
+                match case.time_of(others) {
+                    Time::Left => Judgement::supported(format!(
+                        "{text} while those that serve none have time"
+                    )),
+                    Time::Between | Time::Unknown => Judgement::possible(
+                        format!("{text}; whether others have time is not clear"),
+                        super::NEEDS_CPUS,
+                    ),
+                    Time::Out => {
+                        Judgement::contradicted(format!("{text}, but so are those that serve none"))
+                    }
+                }
+            }
             Time::Between => Judgement::possible(
                 format!("{text}, and a CPU that serves them is neither full nor free"),
                 "a window with more load",

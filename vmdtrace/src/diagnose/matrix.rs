@@ -233,7 +233,25 @@ fn injected() -> Vec<Injected> {
             Some(first_report(Mode::Remap)),
         ),
         cause(
-            "the same, slower window alone",
+            "the same, with the slower one's links at 8 of 16 GT/s",
+            &["h9-link"],
+            Scene {
+                link: (8000, 4),
+                ..first_report(Mode::Bypass)
+            },
+            Some(first_report(Mode::Remap)),
+        ),
+        cause(
+            "the same, with the slower one's IOMMU translating",
+            &["h7-iommu"],
+            Scene {
+                iommu: Some("DMA-FQ"),
+                ..first_report(Mode::Bypass)
+            },
+            Some(first_report(Mode::Remap)),
+        ),
+        cause(
+            "four disks of one domain slower, slower window alone",
             &[],
             first_report(Mode::Bypass),
             None,
@@ -729,6 +747,22 @@ fn queues_turn() {
             (0.7, Possible),
             (0.89, Possible),
             (0.9, Supported),
+        ],
+    );
+    let others = |group: &mut Group, _: &mut Option<u32>, value| {
+        let serving = group.serving.as_mut().unwrap();
+        (serving.busiest, serving.others_busy) = (Some(1.0), Some(value));
+    };
+    turns(
+        "h5-queues",
+        &few,
+        None,
+        others,
+        [
+            (0.69, Supported),
+            (0.7, Possible),
+            (0.89, Possible),
+            (0.9, Contradicted),
         ],
     );
     let cpus = |group: &mut Group, cpus: &mut Option<u32>, value| {

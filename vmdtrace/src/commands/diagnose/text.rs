@@ -9,7 +9,7 @@ use crate::host::{NumberList, printable};
 
 const WIDTH: usize = 100;
 /// Where the values of facts begin.
-const VALUES: usize = 31;
+const VALUES: usize = 33;
 
 pub(super) fn render(diagnosis: &Diagnosis) -> String {
     let mut text = String::new();
@@ -67,7 +67,7 @@ fn picture(text: &mut String, title: &str, picture: &Picture) {
     );
     fact(
         text,
-        "completions not in handlers",
+        "completions outside handlers",
         outside_handlers.map(|it| format!("{it:.0} per second")),
     );
     let percent =
