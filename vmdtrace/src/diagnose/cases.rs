@@ -288,6 +288,29 @@ fn what_is_no_window() {
         message(&empty),
         "the recording ends before its first snapshot"
     );
+    // Whole ones at its ends, sums between them; and no second whole one.
+    let (first, last) = Scene::default().snapshots();
+    let mut middle = first.clone();
+    middle.taken_ns += 4_000_000_000;
+    let mixed = |snapshots: &[crate::snapshot::Snapshot]| {
+        let mut writer = Writer::new(Vec::new(), &Header::default()).unwrap();
+        for snapshot in snapshots {
+            writer.write_whole(snapshot).unwrap();
+        }
+        let bytes = writer.finish(None).unwrap();
+        Recorded::read(Reader::new(&bytes[..]).unwrap()).unwrap()
+    };
+    let recorded = mixed(&[first.clone(), middle.sums(), last.clone()]);
+    assert_eq!(recorded.window, Scene::default().window());
+    assert_eq!(recorded.rates.len(), 2);
+    for snapshots in [
+        [first.clone(), middle.sums(), last.sums()],
+        [first.sums(), middle.sums(), last],
+    ] {
+        let recorded = mixed(&snapshots);
+        assert_eq!(recorded.window.detail, Detail::Sums);
+        assert_eq!(recorded.window.elapsed_ns, 10_000_000_000);
+    }
     // Cut off before the end mark: told, and used.
     let cut = Recorded::read(Reader::new(&whole[..whole.len() - 1]).unwrap()).unwrap();
     assert!(cut.ending.is_some());

@@ -28,8 +28,10 @@ fn remap() -> Scene {
 
 #[test]
 fn a_disk_that_ends_nothing() {
-    let mut scene = Scene::default();
-    scene.busy_disks = 11;
+    let scene = Scene {
+        busy_disks: 11,
+        ..Scene::default()
+    };
     let mut window = scene.window();
     assert_eq!(verdict(&of(&window), "stalled-disk"), Contradicted);
     let set = |window: &mut Window, busy_ms| {

@@ -368,7 +368,14 @@ fn deep_idle(
 }
 
 fn notes(window: &Window, groups: &[Group], seconds: f64) -> Vec<String> {
-    let mut notes: Vec<String> = window.changes.iter().map(ToString::to_string).collect();
+    /// A moved vector is a change, and there may be thousands.
+    const MOST_CHANGES: usize = 20;
+    let changes = window.changes.iter().take(MOST_CHANGES);
+    let mut notes: Vec<String> = changes.map(ToString::to_string).collect();
+    let more = window.changes.len().saturating_sub(MOST_CHANGES);
+    if more > 0 {
+        notes.push(format!("{more} changes more in the window"));
+    }
     if let Some(activity) = &window.activity {
         let wall = seconds * activity.ticks_per_second as f64;
         // Less than this is the grain of ticks and of the moment of reading.
@@ -814,12 +821,13 @@ impl<'a> Parts<'a> {
         if !self.has_lines() {
             return None;
         }
+        let delivered_to = self.deliveries();
         let mut weights = BTreeMap::new();
         let (mut known, mut total) = (0.0, 0.0);
         for line in &self.lines {
             let weight = self.weight(line);
             total += weight;
-            if let Some(cpu) = self.delivered_to(line.irq) {
+            if let Some(&cpu) = delivered_to.get(&line.irq) {
                 *weights.entry(cpu).or_default() += weight;
                 known += weight;
             }
@@ -827,32 +835,28 @@ impl<'a> Parts<'a> {
         (ratio(known, total)? >= 0.9).then_some(weights)
     }
 
-    fn delivered_to(&self, irq: u32) -> Option<u32> {
-        let moved =
-            |change: &Change| matches!(change, Change::VectorMoved { irq: it, .. } if *it == irq);
-        if self.window.changes.iter().any(moved) {
-            return None;
+    /// The one CPU that each interrupt is delivered to; not of those that moved.
+    fn deliveries(&self) -> BTreeMap<u32, u32> {
+        let lines = self.disks.iter().flat_map(|disk| &disk.lines);
+        let lines = lines.map(|it| (it.irq, &it.effective_affinity));
+        let vectors = self.controller.iter().flat_map(|it| &it.vectors);
+        let vectors = vectors.map(|it| (it.irq, &it.effective_affinity));
+        // Read at the end of the window, the topology perhaps long before.
+        let activity = self.window.activity.iter().flat_map(|it| &it.vectors);
+        let now = activity.map(|it| (it.irq, &it.cpus));
+        let mut deliveries = BTreeMap::new();
+        for (irq, cpus) in lines.chain(vectors).chain(now) {
+            let list = cpus.as_deref().and_then(|it| NumberList::parse(it).ok());
+            if let Some(list) = list.filter(|list| list.count() == 1) {
+                deliveries.extend(list.max().map(|cpu| (irq, cpu)));
+            }
         }
-        let now = self.window.activity.as_ref().and_then(|activity| {
-            let mut vectors = activity.vectors.iter();
-            vectors.find(|it| it.irq == irq)?.cpus.as_deref()
-        });
-        let mut vectors = self.controller.iter().flat_map(|it| &it.vectors);
-        let vector = || {
-            vectors
-                .find(|it| it.irq == irq)?
-                .effective_affinity
-                .as_deref()
-        };
-        let mut lines = self.disks.iter().flat_map(|disk| &disk.lines);
-        let line = || {
-            lines
-                .find(|it| it.irq == irq)?
-                .effective_affinity
-                .as_deref()
-        };
-        let list = NumberList::parse(now.or_else(vector).or_else(line)?).ok()?;
-        list.max().filter(|_| list.count() == 1)
+        for change in &self.window.changes {
+            if let Change::VectorMoved { irq, .. } = change {
+                deliveries.remove(irq);
+            }
+        }
+        deliveries
     }
 }
 

@@ -37,7 +37,7 @@ impl Recorded {
     /// When the file is none, has less than two Snapshots, or they are not of
     /// one run.
     pub fn read<R: BufRead>(mut reader: Reader<R>) -> Result<Self, RecordedError> {
-        let (mut whole, mut any) = (Ends::default(), Ends::default());
+        let (mut whole, mut sums) = (Ends::default(), Ends::default());
         let mut rates = Vec::new();
         let mut before: Option<(u64, Option<u64>)> = None;
         while let Some(snapshot) = reader.next_snapshot()? {
@@ -46,18 +46,32 @@ impl Recorded {
                 rates.extend(rate(before, now));
             }
             before = Some(now);
-            if snapshot.detail == Detail::Lines {
-                whole.add(&snapshot);
+            match snapshot.detail {
+                Detail::Lines => whole.add(snapshot),
+                Detail::Sums => sums.add(snapshot),
             }
-            any.add(&snapshot);
         }
-        let ends = whole.both().or_else(|| any.both());
-        let (first, last) = ends.ok_or(match any.first {
-            Some(_) => RecordedError::Single,
-            None => RecordedError::Read(ReadError::Empty),
-        })?;
+        let (first, last) = match (whole, sums) {
+            (
+                Ends {
+                    first: Some(first),
+                    last: Some(last),
+                },
+                _,
+            ) => (first, last),
+            (whole, sums) => {
+                let mut all: Vec<Snapshot> = [whole.first, sums.first, sums.last]
+                    .into_iter()
+                    .flatten()
+                    .collect();
+                all.sort_by_key(|snapshot| snapshot.taken_ns);
+                let last = all.pop().ok_or(ReadError::Empty)?;
+                let first = all.into_iter().next().ok_or(RecordedError::Single)?;
+                (first, last)
+            }
+        };
         Ok(Self {
-            window: Window::between(first, last)?,
+            window: Window::between(&first, &last)?,
             rates,
             ending: match reader.ending() {
                 Some(ending @ (Ending::Cut { .. } | Ending::Damaged { .. })) => {
@@ -77,16 +91,12 @@ struct Ends {
 }
 
 impl Ends {
-    fn add(&mut self, snapshot: &Snapshot) {
+    fn add(&mut self, snapshot: Snapshot) {
         if self.first.is_none() {
-            self.first = Some(snapshot.clone());
+            self.first = Some(snapshot);
         } else {
-            self.last = Some(snapshot.clone());
+            self.last = Some(snapshot);
         }
-    }
-
-    fn both(&self) -> Option<(&Snapshot, &Snapshot)> {
-        self.first.as_ref().zip(self.last.as_ref())
     }
 }
 

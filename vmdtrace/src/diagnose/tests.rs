@@ -258,7 +258,8 @@ proptest! {
         one in any_scene(),
         other in any_scene(),
         elapsed in prop_oneof![Just(0_u64), Just(1), Just(u64::MAX), 1..1_000_000_000_000_u64],
-        drop in 0_u32..64,
+        drop in 0_u32..512,
+        garbage in any::<u64>(),
     ) {
         let thresholds = Thresholds::default();
         let mut window = one.window();
@@ -270,6 +271,26 @@ proptest! {
         if flag(3) { window.counted.handler_time = false; }
         if flag(4) { window.topology.machine = Default::default(); }
         if flag(5) { window.detail = Detail::Sums; }
+        if flag(6) {
+            for line in &mut window.counters.lines {
+                line.counts = line.counts.combine(&line.counts, |_, _| garbage);
+            }
+        }
+        if flag(7) && let Some(activity) = &mut window.activity {
+            activity.ticks_per_second = garbage;
+            for disk in &mut activity.disks {
+                (disk.reads, disk.writes, disk.read_ms) = (garbage, u64::MAX, u64::MAX);
+                (disk.in_flight, disk.written_sectors) = (u64::MAX, garbage);
+            }
+            for cpu in &mut activity.cpus {
+                (cpu.times.idle, cpu.times.softirq) = (u64::MAX, garbage);
+            }
+        }
+        if flag(8) {
+            for cpu in &mut window.counters.cpus {
+                (cpu.interrupt_ns, cpu.depth0_runs) = (garbage, u64::MAX);
+            }
+        }
         let picture = Picture::of(&window, &thresholds);
         finite(&Diagnosis::of(picture.clone(), &thresholds));
         let other = Picture::of(&other.window(), &thresholds);

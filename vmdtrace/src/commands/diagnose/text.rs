@@ -274,13 +274,22 @@ fn comparison(text: &mut String, comparison: &Comparison) {
 }
 
 fn findings(text: &mut String, diagnosis: &Diagnosis) {
+    let Some(first) = diagnosis.findings.first() else {
+        text.push_str("nothing to judge: there is no NVMe disk\n");
+        return;
+    };
     if diagnosis.supported().next().is_none() {
-        text.push_str("nothing found: no explanation is supported by these numbers\n");
+        let all = diagnosis.findings.iter();
+        let unmeasured = all.filter(|it| it.verdict == Verdict::NotMeasured);
+        let summary = format!(
+            "nothing found: no explanation is supported by these numbers; {} of {} could not be \
+             judged by them",
+            unmeasured.count(),
+            diagnosis.findings.len()
+        );
+        wrapped(text, "", 2, &summary);
     }
-    let many = diagnosis
-        .findings
-        .iter()
-        .any(|finding| finding.of != diagnosis.findings[0].of);
+    let many = diagnosis.findings.iter().any(|it| it.of != first.of);
     // A fault that is not there needs no more than its name.
     let is_brief =
         |finding: &&Finding| finding.kind == Kind::Fault && finding.verdict > Verdict::Possible;
@@ -404,7 +413,11 @@ mod tests {
     fn healthy_is_said_with_the_numbers() {
         let text = render(&diagnosis(&["managed"]));
         let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(text.contains("\nnothing found: no explanation"), "{text}");
+        assert!(
+            words
+                .contains(" nothing found: no explanation is supported by these numbers; 3 of 18 "),
+            "{text}"
+        );
         assert!(
             words.contains(" IOPS 2999962 in flight 255.0 latency 85.0 us "),
             "{text}"
@@ -454,6 +467,9 @@ mod tests {
         empty.groups.clear();
         let text = render(&Diagnosis::of(empty, &thresholds));
         assert!(text.contains("  no NVMe disk\n"), "{text}");
-        assert!(text.contains("nothing found"), "{text}");
+        assert!(
+            text.contains("nothing to judge: there is no NVMe disk"),
+            "{text}"
+        );
     }
 }
