@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::matrix::{diagnosis, first_report, full_cpus, supported, verdict};
 use super::picture::Picture;
 use super::recorded::Recorded;
-use super::scene::{Scene, Work};
+use super::scene::{Bios, Scene, Work};
 use super::thresholds::Thresholds;
 use super::{Diagnosis, Verdict};
 use crate::host::topology::Mode;
@@ -233,6 +233,43 @@ fn zeros_in_remap() {
     assert_eq!(supported(&diagnosis), [""; 0]);
     let notes = diagnosis.picture.notes.join("\n");
     assert!(notes.contains("stay 0 in remap, as they should"), "{notes}");
+}
+
+/// Passed-through reads with the cache of bios, 7.21 % faster than without: said,
+/// and not more than it is.
+#[test]
+fn passthrough_with_and_without_the_cache() {
+    let scene = |passthrough, iops_per_disk| Scene {
+        passthrough: Some(passthrough),
+        disks: 1,
+        busy_disks: 1,
+        iops_per_disk,
+        ..Scene::default()
+    };
+    let (with, without) = (
+        scene(Bios::Cache, 1_072_100),
+        scene(Bios::Kmalloc, 1_000_000),
+    );
+    let diagnosis = two(
+        ("passthrough-kmalloc", &without),
+        ("passthrough-cache", &with),
+    );
+    assert_eq!(supported(&diagnosis), [""; 0]);
+    let of = |diagnosis: &Diagnosis| verdict(diagnosis, "bio-cache-not-eligible");
+    assert_eq!(of(&diagnosis), Verdict::Possible);
+    let bio = |picture: &Picture| picture.bio.clone().unwrap();
+    assert_eq!(bio(&diagnosis.picture).eligible_share, Some(0.0));
+    assert_eq!(bio(diagnosis.faster.as_ref().unwrap()).hit_share, Some(1.0));
+    let mut findings = diagnosis.findings.iter();
+    let finding = findings
+        .find(|it| it.id == "bio-cache-not-eligible")
+        .unwrap();
+    assert!(finding.title.contains("single-digit per cent"));
+    let alone = alone("passthrough-cache", &with);
+    assert_eq!(of(&alone), Verdict::Contradicted);
+    assert_eq!(verdict(&alone, "bio-cache-starved"), Verdict::Contradicted);
+    // What is in flight is not known of them.
+    assert_eq!(verdict(&alone, "h0-load"), Verdict::NotMeasured);
 }
 
 /// Queues for the CPUs that are not isolated alone.

@@ -9,6 +9,7 @@ pub(super) const EXPLANATION: Explanation = Explanation {
     kind: Kind::Fault,
     judge,
     of_idle: false,
+    of_host: true,
     remedies: &[Remedy {
         what: "io_uring (polled before 6.2), or a kernel from 6.19 on, which serves every small bio",
         price: "a change of the application or the kernel; the gain is single-digit per cent, never \

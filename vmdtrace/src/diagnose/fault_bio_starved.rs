@@ -9,6 +9,7 @@ pub(super) const EXPLANATION: Explanation = Explanation {
     kind: Kind::Fault,
     judge,
     of_idle: false,
+    of_host: true,
     remedies: &[Remedy {
         what: "let interrupts come where requests are made (h3-placement)",
         price: "as there; the gain is single-digit per cent, never a halving",

@@ -9,6 +9,7 @@ pub(super) const EXPLANATION: Explanation = Explanation {
     kind: Kind::Fault,
     judge,
     of_idle: false,
+    of_host: false,
     remedies: &[Remedy {
         what: "VMD off in the BIOS",
         price: "loses Intel's RAID and LED control. The reads work around an erratum: a kernel \

@@ -9,6 +9,7 @@ pub(super) const EXPLANATION: Explanation = Explanation {
     kind: Kind::Fault,
     judge,
     of_idle: true,
+    of_host: false,
     remedies: &[Remedy {
         what: "in a virtual machine: pass the VMD through at the addresses it has on the host, or not at all",
         price: "the guest's address space is tied to the host's",

@@ -8,6 +8,7 @@ pub(super) const EXPLANATION: Explanation = Explanation {
     kind: Kind::Fault,
     judge,
     of_idle: false,
+    of_host: false,
     remedies: &[Remedy {
         what: "in remap: move the controller's vectors to its node; else let the application run \
                there",

@@ -9,6 +9,7 @@ pub(super) const EXPLANATION: Explanation = Explanation {
     kind: Kind::Fault,
     judge,
     of_idle: true,
+    of_host: false,
     remedies: &[Remedy {
         what: "look for \"completion polled\" (an interrupt was lost), \"I/O timeout\" (nothing was \
                completed) and DMAR faults in dmesg; boot another kernel: a child's interrupt was \

@@ -8,6 +8,7 @@ pub(super) const EXPLANATION: Explanation = Explanation {
     kind: Kind::Fault,
     judge,
     of_idle: true,
+    of_host: true,
     remedies: &[Remedy {
         what: "boot without threadirqs, and without nvme.use_threaded_interrupts",
         price: "long interrupts delay everything else on their CPU",

@@ -9,6 +9,7 @@ pub(super) const EXPLANATION: Explanation = Explanation {
     kind: Kind::Fault,
     judge,
     of_idle: true,
+    of_host: false,
     remedies: &[Remedy {
         what: "a kernel that remaps under Xen (6.15, or a later 6.12 or 6.1)",
         price: "a reboot; remap's shared vectors",

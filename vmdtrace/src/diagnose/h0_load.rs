@@ -8,6 +8,7 @@ pub(super) const EXPLANATION: Explanation = Explanation {
     kind: Kind::Hypothesis,
     judge,
     of_idle: false,
+    of_host: false,
     remedies: &[Remedy {
         what: "look at the application: more requests in flight, more jobs, fewer pauses",
         price: "latency rises with the depth once the disks are at their limit",

@@ -9,6 +9,7 @@ pub(super) const EXPLANATION: Explanation = Explanation {
     kind: Kind::Hypothesis,
     judge,
     of_idle: false,
+    of_host: false,
     remedies: &[
         Remedy {
             what: "polled I/O (nvme.poll_queues and io_uring with IOPOLL)",

@@ -9,6 +9,7 @@ pub(super) const EXPLANATION: Explanation = Explanation {
     kind: Kind::Hypothesis,
     judge,
     of_idle: false,
+    of_host: false,
     remedies: &[
         Remedy {
             what: "in remap: spread the interrupts of the controller's vectors (vmdN) by \

@@ -11,6 +11,7 @@ pub(super) const EXPLANATION: Explanation = Explanation {
     kind: Kind::Hypothesis,
     judge,
     of_idle: false,
+    of_host: false,
     remedies: &[
         Remedy {
             what: "fewer busy disks per VMD domain: spread them over controllers",

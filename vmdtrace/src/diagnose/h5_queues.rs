@@ -8,6 +8,7 @@ pub(super) const EXPLANATION: Explanation = Explanation {
     kind: Kind::Hypothesis,
     judge,
     of_idle: false,
+    of_host: false,
     remedies: &[
         Remedy {
             what: "fewer queues per disk where they share vectors (boot with nr_cpus= or give the \

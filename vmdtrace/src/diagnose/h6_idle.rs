@@ -8,6 +8,7 @@ pub(super) const EXPLANATION: Explanation = Explanation {
     kind: Kind::Hypothesis,
     judge,
     of_idle: false,
+    of_host: false,
     remedies: &[Remedy {
         what: "keep the serving CPUs out of deep states: cpupower idle-set -D 20, or a latency \
                tuned profile",

@@ -12,6 +12,7 @@ pub(super) const EXPLANATION: Explanation = Explanation {
     kind: Kind::Hypothesis,
     judge,
     of_idle: false,
+    of_host: false,
     remedies: &[
         Remedy {
             what: "settings of the block device: scheduler none, wbt_lat_usec 0, rq_affinity",

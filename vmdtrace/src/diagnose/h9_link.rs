@@ -10,6 +10,7 @@ pub(super) const EXPLANATION: Explanation = Explanation {
     kind: Kind::Hypothesis,
     judge,
     of_idle: true,
+    of_host: false,
     remedies: &[Remedy {
         what: "reseat the disk, look at cable, backplane and the BIOS's link speed for the slot",
         price: "a moment without the disk",

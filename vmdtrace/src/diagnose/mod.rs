@@ -105,7 +105,7 @@ pub struct Finding {
     pub id: &'static str,
     pub title: &'static str,
     pub kind: Kind,
-    /// The controller's address, or `direct`.
+    /// The controller's address, `direct`, or `host`.
     pub of: String,
     pub verdict: Verdict,
     pub why: String,
@@ -132,19 +132,18 @@ impl Diagnosis {
     /// Judges one window by itself.
     #[must_use]
     pub fn of(picture: Picture, thresholds: &Thresholds) -> Self {
-        let findings = picture
-            .groups
-            .iter()
-            .filter(|group| !group.disks.is_empty())
-            .flat_map(|group| {
-                judge(&Case {
-                    picture: &picture,
-                    group,
-                    faster: None,
-                    thresholds,
-                })
-            })
-            .collect();
+        let groups = with_disks(&picture);
+        let busiest = busiest(&groups);
+        let judged = groups.iter().map(|&group| {
+            let case = Case {
+                picture: &picture,
+                group,
+                faster: None,
+                thresholds,
+            };
+            judge(&case, busiest == Some(&group.name))
+        });
+        let findings = judged.flatten().collect();
         Self {
             findings: ranked(findings),
             picture,
@@ -167,30 +166,31 @@ impl Diagnosis {
         } else {
             (other, one)
         };
-        let with_disks = |picture: &'_ Picture| -> Vec<Group> {
-            let groups = picture.groups.iter();
-            let with_disks = groups.filter(|group| !group.disks.is_empty());
-            with_disks.cloned().collect()
-        };
         let (groups, counterparts) = (with_disks(&slower), with_disks(&faster));
+        let busiest = busiest(&groups);
         let (mut findings, mut comparisons) = (Vec::new(), Vec::new());
-        for group in &groups {
-            let counterpart = match &counterparts[..] {
+        for &group in &groups {
+            let counterpart = match counterparts[..] {
                 [only] if groups.len() == 1 => Some(only),
-                _ => counterparts.iter().find(|it| it.name == group.name),
+                _ => counterparts
+                    .iter()
+                    .copied()
+                    .find(|it| it.name == group.name),
             };
             comparisons.extend(counterpart.map(|counterpart| {
                 Comparison::of((&slower, group), (&faster, counterpart), thresholds)
             }));
-            findings.extend(judge(&Case {
+            let case = Case {
                 picture: &slower,
                 group,
                 faster: counterpart.map(|group| (&faster, group)),
                 thresholds,
-            }));
+            };
+            findings.extend(judge(&case, busiest == Some(&group.name)));
         }
+        let findings = ranked(findings);
         Self {
-            findings: ranked(findings),
+            findings,
             picture: slower,
             faster: Some(faster),
             comparisons,
@@ -212,6 +212,8 @@ struct Explanation {
     judge: fn(&Case<'_>) -> Judgement,
     /// Whether it says anything of a controller without I/O.
     of_idle: bool,
+    /// Whether it is of the whole host: judged once, with its busiest group.
+    of_host: bool,
     remedies: &'static [Remedy],
 }
 
@@ -354,9 +356,23 @@ impl Judgement {
     }
 }
 
-fn judge(case: &Case<'_>) -> Vec<Finding> {
+fn with_disks(picture: &Picture) -> Vec<&Group> {
+    let groups = picture.groups.iter();
+    groups.filter(|group| !group.disks.is_empty()).collect()
+}
+
+/// Name of the group with most I/O.
+fn busiest<'a>(groups: &[&'a Group]) -> Option<&'a String> {
+    let rate = |group: &Group| group.iops.unwrap_or(0.0);
+    let groups = groups.iter();
+    let busiest = groups.max_by(|a, b| rate(a).total_cmp(&rate(b)))?;
+    Some(&busiest.name)
+}
+
+fn judge(case: &Case<'_>, with_host: bool) -> Vec<Finding> {
     EXPLANATIONS
         .iter()
+        .filter(|explanation| with_host || !explanation.of_host)
         .map(|explanation| {
             let judgement = match case.group.iops {
                 None if !explanation.of_idle => Judgement::not_measured(
@@ -381,7 +397,11 @@ fn judge(case: &Case<'_>) -> Vec<Finding> {
                 id: explanation.id,
                 title: explanation.title,
                 kind: explanation.kind,
-                of: case.group.name.clone(),
+                of: if explanation.of_host {
+                    "host".to_owned()
+                } else {
+                    case.group.name.clone()
+                },
                 verdict,
                 why,
                 numbers,

@@ -239,7 +239,7 @@ impl Picture {
 fn bio(window: &Window) -> Option<BioUse> {
     let counted = window.counted.bio;
     let counts = &window.counters.bio;
-    if !counted.allocations || counts.allocations.is_empty() {
+    if !counted.allocations || counts.allocations.is_empty() && counts.kmallocs == 0 {
         return None;
     }
     let (mut hits, mut eligible, mut all) = (0.0, 0.0, 0.0);

@@ -6,6 +6,7 @@ use crate::host::topology::{
     BlockSettings, Controller, Disk, DiskPath, Evidence, IdleState, IdleStates, Line, Link,
     Machine, Mode, Namespace, NumaNode, PciAddress, Port, Queue, Topology, Vector, VectorUse,
 };
+use crate::snapshot::bio::{BioAllocations, BioPurpose, BioRegime};
 use crate::snapshot::window::Window;
 use crate::snapshot::{
     BioCounts, Counters, CpuCounts, Detail, DiskSamples, Host, LineCounts, LineKind, Probe,
@@ -22,6 +23,13 @@ pub(super) struct Work {
     pub(super) user: f64,
     pub(super) system: f64,
     pub(super) softirq: f64,
+}
+
+/// Where the bios of passed-through commands come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bios {
+    Cache,
+    Kmalloc,
 }
 
 /// One controller with disks of one kind. The default is healthy: 12 Gen4 disks in
@@ -59,6 +67,9 @@ pub(super) struct Scene {
     pub(super) remote: f64,
     /// Of the latency, from the completion to the end.
     pub(super) handling_us: f64,
+    /// The load is passed-through commands, of bios that come from the CPU's
+    /// cache or of no set.
+    pub(super) passthrough: Option<Bios>,
     /// CPUs kept from the scheduler and from managed interrupts.
     pub(super) isolated: Option<&'static str>,
     pub(super) virtual_machine: bool,
@@ -95,6 +106,7 @@ impl Default for Scene {
             mitigation: "Not affected",
             remote: 0.02,
             handling_us: 1.0,
+            passthrough: None,
             isolated: None,
             virtual_machine: false,
         }
@@ -214,9 +226,14 @@ impl Scene {
                     .map(|disk| self.samples(disk, per_queue))
                     .collect(),
                 other_samples: SampleCounts::default(),
-                bio: BioCounts::default(),
+                bio: self.bios(per_queue),
             },
             probes: [
+                probes::BIO_ALLOC_BIOSET_ENTRY,
+                probes::BIO_ALLOC_BIOSET_EXIT,
+                probes::BIO_KMALLOC,
+                probes::BIO_PUT,
+                probes::BIO_CONTEXT,
                 probes::IRQ_HANDLER_ENTRY,
                 probes::IRQ_HANDLER_EXIT,
                 probes::NVME_SQ,
@@ -229,6 +246,34 @@ impl Scene {
             .into(),
             activity: Some(activity),
         }
+    }
+
+    fn bios(&self, per_queue: u64) -> BioCounts {
+        let all = per_queue * u64::from(self.queues * self.busy_disks);
+        let mut counts = BioCounts {
+            regime: BioRegime::OptIn,
+            ..BioCounts::default()
+        };
+        match self.passthrough {
+            Some(Bios::Cache) => counts.allocations.push(BioAllocations {
+                set: "fs_bio_set".to_owned(),
+                purpose: BioPurpose::Passthrough,
+                hits_own: 0,
+                hits_splice: all,
+                misses_empty: 0,
+                misses_below_threshold: 0,
+                misses_reserve: 0,
+                without_cache: 0,
+                with_many_vectors: 0,
+                without_flag: 0,
+                failed: 0,
+                ambiguous: 0,
+                unpaired: 0,
+            }),
+            Some(Bios::Kmalloc) => counts.kmallocs = all,
+            None => {}
+        }
+        counts
     }
 
     fn samples(&self, disk: u32, per_queue: u64) -> DiskSamples {
@@ -286,7 +331,7 @@ impl Scene {
             }
         };
         let disk = |disk: u32| {
-            let reads = if disk < self.busy_disks {
+            let reads = if disk < self.busy_disks && self.passthrough.is_none() {
                 per_queue * u64::from(self.queues)
             } else {
                 0

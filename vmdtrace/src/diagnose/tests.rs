@@ -166,6 +166,26 @@ fn two_controllers() {
 }
 
 #[test]
+fn what_is_of_the_host_is_judged_once() {
+    let mut window = Scene::default().window();
+    let mut other = window.topology.controllers[0].clone();
+    other.address.0 = "0000:b7:00.5".to_owned();
+    for disk in &mut window.topology.disks[4..] {
+        disk.controller = Some(other.address.clone());
+    }
+    window.topology.controllers.push(other);
+    let findings = of(&window).findings;
+    let count = |id| findings.iter().filter(|it| it.id == id).count();
+    assert_eq!(count("h9-link"), 2);
+    assert_eq!(count("threaded-interrupts"), 1);
+    assert!(
+        findings
+            .iter()
+            .all(|it| (it.of == "host") == (count(it.id) == 1))
+    );
+}
+
+#[test]
 fn passthrough_is_told() {
     let mut window = Scene::default().window();
     for disk in &mut window.activity.as_mut().unwrap().disks {

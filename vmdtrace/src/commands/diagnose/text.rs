@@ -274,7 +274,7 @@ fn comparison(text: &mut String, comparison: &Comparison) {
 }
 
 fn findings(text: &mut String, diagnosis: &Diagnosis) {
-    let Some(first) = diagnosis.findings.first() else {
+    let Some(first) = diagnosis.findings.iter().find(|it| it.of != "host") else {
         text.push_str("nothing to judge: there is no NVMe disk\n");
         return;
     };
@@ -289,7 +289,8 @@ fn findings(text: &mut String, diagnosis: &Diagnosis) {
         );
         wrapped(text, "", 2, &summary);
     }
-    let many = diagnosis.findings.iter().any(|it| it.of != first.of);
+    let mut of_groups = diagnosis.findings.iter().filter(|it| it.of != "host");
+    let many = of_groups.any(|it| it.of != first.of);
     // A fault that is not there needs no more than its name.
     let is_brief =
         |finding: &&Finding| finding.kind == Kind::Fault && finding.verdict > Verdict::Possible;
