@@ -50,11 +50,11 @@ pub struct Sizes {
 
 impl Sizes {
     /// Sizes for a host with this many possible CPUs and this highest interrupt
-    /// number: room for a quarter more lines, and for 4,096 that come later (a VMD
+    /// number: room for a sixteenth more lines, and for 4,096 that come later (a VMD
     /// loaded after the start brings dozens of lines a disk).
     #[must_use]
     pub fn for_host(cpus: u32, max_irq: u32) -> Self {
-        let lines = max_irq.saturating_add(max_irq / 4).saturating_add(4096);
+        let lines = max_irq.saturating_add(max_irq / 16).saturating_add(4096);
         Self {
             cpus: cpus.max(1),
             interrupts: lines,
@@ -556,7 +556,7 @@ mod tests {
         let lines = 8 * (64 + 24 * 257) + 2_000;
         let sizes = Sizes::for_host(256, lines);
         assert!(sizes.slots > lines && sizes.interrupts > lines);
-        assert!(sizes.bytes() < 19 << 20, "{} bytes", sizes.bytes());
+        assert!(sizes.bytes() < 16 << 20, "{} bytes", sizes.bytes());
     }
 
     #[test]
