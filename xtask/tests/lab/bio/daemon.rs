@@ -116,6 +116,11 @@ impl Window<'_> {
             self.of(FREES, "destination", "own_list") + self.of(FREES, "destination", "irq_list");
         let freed = self.all(FREES) - kfree;
         equal("frees", freed + missed("bio_put"), of_sets);
+        equal(
+            "frees by kfree",
+            kfree + missed("blk_rq_unmap_user"),
+            kmalloc,
+        );
         if missed("bio_put") == 0 {
             equal("frees to a slab", freed - cached, counts.freed);
         }
