@@ -266,19 +266,28 @@ fn context(per_cpu_offset: Option<u64>) -> u64 {
         })
 }
 
-/// bio_uninit(bio): all that shows the end of a bio of no set, which is then
-/// given to kfree by its owner (block/blk-map.c). Bios on a stack have no set
-/// either, but are not passed through.
-#[fentry(function = "bio_uninit")]
-pub(crate) fn bio_uninit(context: FEntryContext) -> i32 {
-    let bio = Bio(context.arg(0));
-    if bio.set().0 == 0
-        && bio.flags().passthrough()
-        && let cpu = kernel::cpu()
-        && let Some(bank) = Bank::of(cpu)
-    {
-        let context = self::context(bank.per_cpu_offset(cpu));
-        bank.count_free(free_index(destination::KFREE, context));
+/// Most bios of one command that are followed.
+const MAX_CHAIN: u32 = 32;
+
+/// blk_rq_unmap_user(bio): ends the bios of a command that user space passed
+/// through, a list. Those of no set are given to kfree (block/blk-map.c,
+/// blk_mq_map_bio_put). `bio_uninit` would not do: where `bio_endio` calls it, a
+/// bio comes by twice.
+#[fentry(function = "blk_rq_unmap_user")]
+pub(crate) fn blk_rq_unmap_user(context: FEntryContext) -> i32 {
+    let cpu = kernel::cpu();
+    let Some(bank) = Bank::of(cpu) else {
+        return 0;
+    };
+    let at = self::context(bank.per_cpu_offset(cpu));
+    let mut bio = Bio(context.arg(0));
+    let mut count = 0;
+    while count < MAX_CHAIN && bio.0 != 0 {
+        if bio.set().0 == 0 {
+            bank.count_free(free_index(destination::KFREE, at));
+        }
+        bio = bio.next();
+        count += 1;
     }
     0
 }

@@ -23,6 +23,8 @@ const ABSENT: u32 = u32::MAX;
 
 // Offsets in `struct bio`.
 #[unsafe(no_mangle)]
+static BIO_NEXT: u32 = 0;
+#[unsafe(no_mangle)]
 static BIO_OPF: u32 = 0;
 #[unsafe(no_mangle)]
 static BIO_FLAGS: u32 = 0;
@@ -140,6 +142,12 @@ impl Bio {
         let flags = load!(self.0, BIO_FLAGS, u16);
         u32::from(flags) >> (constant!(BIO_REFFED_BIT) & 31) & 1 == 1
             && load!(self.0, BIO_COUNT, u32) > 1
+    }
+
+    /// The next of its list; address 0 if it is the last.
+    #[inline(always)]
+    pub(crate) fn next(self) -> Self {
+        Self(load!(self.0, BIO_NEXT, u64))
     }
 
     /// Its set; address 0 if it has none.

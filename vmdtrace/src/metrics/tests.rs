@@ -148,7 +148,7 @@ fn all_probes() -> Vec<Probe> {
         function_probe(probes::BIO_ALLOC_BIOSET_EXIT),
         function_probe(probes::BIO_PUT),
         function_probe(probes::BIO_KMALLOC),
-        function_probe(probes::BIO_UNINIT),
+        function_probe(probes::BLK_RQ_UNMAP_USER),
         Probe {
             mechanism: "preempt_count".to_owned(),
             ..probe(probes::BIO_CONTEXT, None)
@@ -768,10 +768,10 @@ fn bios_that_nothing_counts_are_absent() {
         &without(&[probes::BIO_KMALLOC]),
         "vmdtrace_bio_kmalloc_total"
     ));
-    let put_only = without(&[probes::BIO_UNINIT]);
+    let put_only = without(&[probes::BLK_RQ_UNMAP_USER]);
     assert_eq!(sum(&put_only, "vmdtrace_bio_frees_total"), 1940.0);
     assert!(!text(&put_only).contains("kfree"));
-    let neither = without(&[probes::BIO_UNINIT, probes::BIO_PUT]);
+    let neither = without(&[probes::BLK_RQ_UNMAP_USER, probes::BIO_PUT]);
     assert!(!has(&neither, "vmdtrace_bio_frees_total"));
     // Without contexts no series claims to know one.
     let mut blind = without(&[probes::BIO_CONTEXT]);

@@ -13,7 +13,7 @@ use crate::snapshot::{
     ProbeState,
     probes::{
         BIO_ALLOC_BIOSET_ENTRY, BIO_ALLOC_BIOSET_EXIT, BIO_ALLOC_BIOSET_EXIT_3_ARGS,
-        BIO_ALLOC_IRQ_CACHE_SPLICE, BIO_KMALLOC, BIO_PUT, BIO_UNINIT,
+        BIO_ALLOC_IRQ_CACHE_SPLICE, BIO_KMALLOC, BIO_PUT, BLK_RQ_UNMAP_USER,
     },
 };
 
@@ -53,6 +53,7 @@ struct PreemptCount {
 /// Layout of bios and their sets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BioLayout {
+    next: u32,
     opf: u32,
     flags: u32,
     count: u32,
@@ -90,6 +91,7 @@ impl BioLayout {
             .enumerator("__REQ_POLLED")
             .or_else(|_| btf.enumerator("__REQ_HIPRI"))?;
         Ok(Self {
+            next: btf.member_offset("bio", "bi_next")?,
             opf: btf.member_offset("bio", "bi_opf")?,
             flags: btf.member_offset("bio", "bi_flags")?,
             count: btf.member_offset("bio", "__bi_cnt")?,
@@ -115,6 +117,7 @@ impl BioLayout {
     pub fn set<'a>(layout: Option<&'a Self>, loader: &mut EbpfLoader<'a>) {
         let Some(layout) = layout else { return };
         for (name, value) in [
+            ("BIO_NEXT", &layout.next),
             ("BIO_OPF", &layout.opf),
             ("BIO_FLAGS", &layout.flags),
             ("BIO_COUNT", &layout.count),
@@ -249,7 +252,7 @@ pub fn programs(layout: &Result<BioLayout, String>) -> Vec<Attachment> {
                 }
             }
             calls.push(exit(BIO_ALLOC_BIOSET_EXIT));
-            others.extend([entry(BIO_KMALLOC), entry(BIO_UNINIT)]);
+            others.extend([entry(BIO_KMALLOC), entry(BLK_RQ_UNMAP_USER)]);
         }
         count => {
             let reason = format!(
@@ -278,6 +281,7 @@ mod tests {
     use super::*;
 
     const LAYOUT: BioLayout = BioLayout {
+        next: 0,
         opf: 16,
         flags: 20,
         count: 108,
@@ -321,7 +325,7 @@ mod tests {
                 BIO_ALLOC_BIOSET_EXIT,
                 BIO_PUT,
                 BIO_KMALLOC,
-                BIO_UNINIT
+                BLK_RQ_UNMAP_USER
             ]
         );
     }

@@ -30,7 +30,7 @@ pub const BIO_ALLOC_BIOSET_EXIT_3_ARGS: &str = "bio_alloc_bioset_exit_3_args";
 pub const BIO_ALLOC_IRQ_CACHE_SPLICE: &str = "bio_alloc_irq_cache_splice";
 pub const BIO_KMALLOC: &str = "bio_kmalloc";
 pub const BIO_PUT: &str = "bio_put";
-pub const BIO_UNINIT: &str = "bio_uninit";
+pub const BLK_RQ_UNMAP_USER: &str = "blk_rq_unmap_user";
 /// Not a hook: whether the context that frees a bio can be told.
 pub const BIO_CONTEXT: &str = "bio_context";
 
@@ -153,8 +153,8 @@ impl Snapshot {
                     && (!has_start || attached(BIO_ALLOC_BIOSET_ENTRY)),
             kmallocs: old || attached(BIO_KMALLOC),
             frees: attached(BIO_PUT),
-            kfrees: attached(if self.probe(BIO_UNINIT).is_some() {
-                BIO_UNINIT
+            kfrees: attached(if self.probe(BLK_RQ_UNMAP_USER).is_some() {
+                BLK_RQ_UNMAP_USER
             } else {
                 BIO_PUT
             }),

@@ -24,7 +24,7 @@ fn expected_probes(kernel: &str) -> Vec<&'static str> {
         "bio_alloc_bioset_entry",
         "bio_alloc_bioset_exit",
         "bio_kmalloc",
-        "bio_uninit",
+        "blk_rq_unmap_user",
         "bio_put",
         "bio_context",
     ];
