@@ -110,3 +110,14 @@ fn what_is_no_recording_is_one_error() {
         assert_eq!(error.lines().count(), 1, "{error}");
     }
 }
+
+#[test]
+fn one_recording_has_to_have_a_change_of_rate() {
+    let output = vmdtrace(&["compare", &case("managed")]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = text(&output.stderr);
+    assert!(
+        error.contains("does not change by a factor of 1.25"),
+        "{error}"
+    );
+}

@@ -14,7 +14,7 @@ use clap::ValueEnum;
 use super::serve::directory;
 use crate::diagnose::Diagnosis;
 use crate::diagnose::picture::Picture;
-use crate::diagnose::recorded::Recorded;
+use crate::diagnose::recorded::{Recorded, turn};
 use crate::diagnose::thresholds::Thresholds;
 use crate::host::Roots;
 use crate::snapshot::recording::Reader;
@@ -89,7 +89,17 @@ where
     } = args;
     let thresholds = self::thresholds(thresholds.as_deref())?;
     let window = match from {
-        Some(file) => recorded(&file)?.window,
+        Some(file) => {
+            let recorded = recorded(&file)?;
+            if turn(&recorded.rates, &thresholds).is_some() {
+                eprintln!(
+                    "vmdtrace: the rate changes in {0}: `vmdtrace compare {0}` compares before and \
+                     after",
+                    file.display()
+                );
+            }
+            recorded.window
+        }
         None => {
             let source = open(&SourceOptions {
                 roots: Roots { sysfs, procfs },

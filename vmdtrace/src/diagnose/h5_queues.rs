@@ -94,7 +94,8 @@ fn queues(case: &Case<'_>) -> Judgement {
     let judgement = if fewest >= cpus {
         Judgement::contradicted("every CPU has a queue of its own on each disk")
     } else {
-        let text = format!("a disk has {fewest} queues for {cpus} CPUs");
+        let plural = if fewest == 1 { "" } else { "s" };
+        let text = format!("a disk has {fewest} queue{plural} for {cpus} CPUs");
         let others = case.serving().and_then(|serving| serving.others_busy);
         match case.time_of(busiest) {
             Time::Out => {
