@@ -44,8 +44,8 @@ fn judge(case: &Case<'_>) -> Judgement {
             "a kernel from 5.19 on",
         );
     }
-    match (machine.hypervisor.as_deref(), machine.virtual_machine) {
-        (Some("xen"), _) => Judgement::supported("under Xen the driver always remaps"),
+    match (machine.is_xen(), machine.virtual_machine) {
+        (true, _) => Judgement::supported("under Xen the driver always remaps"),
         (_, Some(true)) => Judgement::supported(
             "this is a virtual machine in which the controller's addresses are not the host's: the \
              driver then remaps",

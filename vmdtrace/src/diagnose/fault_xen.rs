@@ -17,7 +17,7 @@ pub(super) const EXPLANATION: Explanation = Explanation {
 };
 
 fn judge(case: &Case<'_>) -> Judgement {
-    let is_xen = case.picture.machine.hypervisor.as_deref() == Some("xen");
+    let is_xen = case.picture.machine.is_xen();
     match case.group.mode {
         Some(Mode::Bypass) if is_xen => Judgement::supported(
             "the controller is in bypass and the host is a Xen domain: Xen does not know of its \

@@ -98,6 +98,7 @@ fn under_xen() {
         )
     };
     assert_eq!(with(Mode::Bypass, Some("xen")), (Supported, Contradicted));
+    assert_eq!(with(Mode::Bypass, Some("Xen")), (Supported, Contradicted));
     assert_eq!(
         with(Mode::Bypass, Some("QEMU")),
         (Contradicted, Contradicted)

@@ -233,7 +233,20 @@ fn injected() -> Vec<Injected> {
             Some(first_report(Mode::Remap)),
         ),
         cause(
-            "the same, with the slower one's links at 8 of 16 GT/s",
+            "12 disks against one of them alone, CPUs free (two windows)",
+            &["h4-device"],
+            Scene {
+                iops_per_disk: 300_000,
+                latency_us: 213.0,
+                ..healthy.clone()
+            },
+            Some(Scene {
+                disks: 12,
+                ..one_disk(Mode::Bypass)
+            }),
+        ),
+        cause(
+            "four disks of one domain slower, the slower one's links at 8 of 16 GT/s",
             &["h9-link"],
             Scene {
                 link: (8000, 4),
@@ -242,7 +255,7 @@ fn injected() -> Vec<Injected> {
             Some(first_report(Mode::Remap)),
         ),
         cause(
-            "the same, with the slower one's IOMMU translating",
+            "four disks of one domain slower, the slower one's IOMMU translating",
             &["h7-iommu"],
             Scene {
                 iommu: Some("DMA-FQ"),
