@@ -25,3 +25,8 @@ pub(crate) static NAMES: Array<NameTable, 1, MAPPED> = Array::new();
 /// Slots that are free, filled at load. Taking one is safe on two CPUs at once.
 #[btf_map]
 pub(crate) static FREE_SLOTS: Queue<u32, 1> = Queue::new();
+
+/// Calls of vmd_irq by interrupt number, for the self-test: of one element where
+/// that is not run.
+#[btf_map]
+pub(crate) static VMD_IRQ_CALLS: Array<u64, 1, MAPPED> = Array::new();

@@ -2,14 +2,14 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{serve, topology};
+use crate::commands::{doctor, serve, topology};
 
 /// What interrupts do behind an Intel VMD.
 #[derive(Debug, Parser)]
 #[command(
     version,
     after_help = "Exit codes: 0 done, or stopped cleanly by SIGTERM or Ctrl-C; 1 an error, told \
-                  on stderr; 2 a wrong command line."
+                  on stderr; 2 a wrong command line. `doctor` has its own: see its help."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -21,4 +21,5 @@ pub enum Command {
     /// Run the daemon: count interrupts and serve them to Prometheus.
     Serve(serve::Args),
     Topology(topology::Args),
+    Doctor(doctor::Args),
 }

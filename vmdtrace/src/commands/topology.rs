@@ -3,12 +3,11 @@
 
 mod text;
 
-use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
 
 use anyhow::Context;
-use clap::ValueEnum;
 
+use super::output::{Output, print};
 use crate::host::{self, Roots};
 
 /// Show VMD controllers, NVMe disks, queues, interrupt lines and their CPUs
@@ -23,14 +22,6 @@ pub struct Args {
     /// Where procfs is mounted
     #[arg(long = "path.procfs", value_name = "DIR", default_value = "/proc")]
     procfs: PathBuf,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Output {
-    /// For people, 100 columns wide
-    Text,
-    /// For programs: the whole topology as one object
-    Json,
 }
 
 /// Reads the host and prints it to standard output.
@@ -60,10 +51,5 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 + "\n"
         }
     };
-    let mut out = io::stdout().lock();
-    match out.write_all(shown.as_bytes()).and_then(|()| out.flush()) {
-        // The reader (`head`, a pager) has seen enough.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        result => result.context("cannot write to standard output"),
-    }
+    print(&shown)
 }

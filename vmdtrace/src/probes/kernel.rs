@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::btf::{Btf, BtfError};
-use crate::host::Roots;
+use crate::{host::Roots, snapshot::ProbeState};
 
 /// Where the kernel keeps each CPU's count of interrupts (`kstat.irqs_sum`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,12 +21,29 @@ pub struct InterruptCount {
     pub irqs_sum: u32,
 }
 
+/// Why a fact of the kernel cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// Unsupported, or blocked where the kernel has it and does not show it.
+    pub state: ProbeState,
+    pub reason: String,
+}
+
+impl Missing {
+    fn unsupported(reason: impl ToString) -> Self {
+        Self {
+            state: ProbeState::Unsupported,
+            reason: reason.to_string(),
+        }
+    }
+}
+
 /// Layout and addresses. What cannot be had carries the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelLayout {
     /// Offset of `name` in `struct irqaction`.
     pub action_name: Result<u32, String>,
-    pub interrupt_count: Result<InterruptCount, String>,
+    pub interrupt_count: Result<InterruptCount, Missing>,
 }
 
 impl KernelLayout {
@@ -43,26 +60,28 @@ impl KernelLayout {
                 );
                 Self {
                     action_name: Err(reason.clone()),
-                    interrupt_count: Err(reason),
+                    interrupt_count: Err(Missing::unsupported(reason)),
                 }
             }
         }
     }
 
-    fn from_btf(data: &[u8], symbols: impl FnOnce() -> Result<(u64, u64), String>) -> Self {
+    fn from_btf(data: &[u8], symbols: impl FnOnce() -> Result<(u64, u64), Missing>) -> Self {
         let offset = |structure, member| {
             Btf::parse(data)
                 .and_then(|btf| btf.member_offset(structure, member))
                 .map_err(|error: BtfError| error.to_string())
         };
-        let interrupt_count = offset("kernel_stat", "irqs_sum").and_then(|irqs_sum| {
-            let (kstat, per_cpu_offset) = symbols()?;
-            Ok(InterruptCount {
-                kstat,
-                per_cpu_offset,
-                irqs_sum,
-            })
-        });
+        let interrupt_count = offset("kernel_stat", "irqs_sum")
+            .map_err(Missing::unsupported)
+            .and_then(|irqs_sum| {
+                let (kstat, per_cpu_offset) = symbols()?;
+                Ok(InterruptCount {
+                    kstat,
+                    per_cpu_offset,
+                    irqs_sum,
+                })
+            });
         Self {
             action_name: offset("irqaction", "name"),
             interrupt_count,
@@ -71,15 +90,19 @@ impl KernelLayout {
 }
 
 /// Addresses of `kstat` and `__per_cpu_offset`.
-fn symbols(path: &Path) -> Result<(u64, u64), String> {
-    let file = File::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    find_symbols(BufReader::new(file)).map_err(|reason| format!("{}: {reason}", path.display()))
+fn symbols(path: &Path) -> Result<(u64, u64), Missing> {
+    let file = File::open(path)
+        .map_err(|error| Missing::unsupported(format!("{}: {error}", path.display())))?;
+    find_symbols(BufReader::new(file)).map_err(|missing| Missing {
+        reason: format!("{}: {}", path.display(), missing.reason),
+        ..missing
+    })
 }
 
-fn find_symbols(lines: impl io::BufRead) -> Result<(u64, u64), String> {
+fn find_symbols(lines: impl io::BufRead) -> Result<(u64, u64), Missing> {
     let (mut kstat, mut per_cpu_offset) = (None, None);
     for line in lines.split(b'\n') {
-        let line = line.map_err(|error| error.to_string())?;
+        let line = line.map_err(Missing::unsupported)?;
         let Ok(line) = std::str::from_utf8(&line) else {
             continue;
         };
@@ -101,8 +124,14 @@ fn find_symbols(lines: impl io::BufRead) -> Result<(u64, u64), String> {
     }
     match (kstat, per_cpu_offset) {
         (Some(kstat), Some(per_cpu_offset)) if per_cpu_offset != 0 => Ok((kstat, per_cpu_offset)),
-        (Some(_), Some(_)) => Err("addresses are hidden: CAP_SYSLOG and kernel.kptr_restrict below 2 are needed".into()),
-        _ => Err("kstat or __per_cpu_offset is not listed: the kernel must be built with CONFIG_KALLSYMS_ALL".into()),
+        (Some(_), Some(_)) => Err(Missing {
+            state: ProbeState::Blocked,
+            reason: "addresses are hidden: CAP_SYSLOG and kernel.kptr_restrict below 2 are needed"
+                .to_owned(),
+        }),
+        _ => Err(Missing::unsupported(
+            "kstat or __per_cpu_offset is not listed: the kernel must be built with CONFIG_KALLSYMS_ALL",
+        )),
     }
 }
 
@@ -122,16 +151,12 @@ mod tests {
     #[test]
     fn hidden_and_missing_symbols_are_told_apart() {
         let hidden = "0000000000000000 D kstat\n0000000000000000 R __per_cpu_offset\n";
-        assert!(
-            find_symbols(hidden.as_bytes())
-                .unwrap_err()
-                .contains("kptr_restrict")
-        );
-        assert!(
-            find_symbols("ffffffff81000000 T _stext\n".as_bytes())
-                .unwrap_err()
-                .contains("KALLSYMS_ALL")
-        );
+        let hidden = find_symbols(hidden.as_bytes()).unwrap_err();
+        assert!(hidden.reason.contains("kptr_restrict"), "{hidden:?}");
+        assert_eq!(hidden.state, ProbeState::Blocked);
+        let unlisted = find_symbols("ffffffff81000000 T _stext\n".as_bytes()).unwrap_err();
+        assert!(unlisted.reason.contains("KALLSYMS_ALL"), "{unlisted:?}");
+        assert_eq!(unlisted.state, ProbeState::Unsupported);
     }
 
     #[test]

@@ -15,14 +15,14 @@ use vmdtrace_common::{CpuBank, LineCell, LineEntry, NameTable, cells::kind};
 
 use super::{
     counts::{cpu_counts, line_counts},
-    hook::Hook,
-    kernel::KernelLayout,
+    hook::{self, Hook},
+    kernel::{KernelLayout, Missing},
     mapped::MappedArray,
     names::{self, NamesError},
     object, privileges,
     programs::{Attachment, HANDLER_PROGRAMS, PROGRAMS, Spec},
 };
-use crate::host::{HostError, Roots};
+use crate::host::{HostError, Lockdown, Roots};
 use crate::snapshot::{
     Counters, Probe, ProbeState,
     probes::{HANDLER_TIME, REPEATED_RUNS},
@@ -106,6 +106,37 @@ pub enum LoadError {
     },
 }
 
+impl LoadError {
+    /// The state this leaves every probe in.
+    #[must_use]
+    pub fn state(&self) -> ProbeState {
+        match self {
+            Self::Privileges(_) | Self::Lockdown => ProbeState::Blocked,
+            Self::Layout(_) => ProbeState::Unsupported,
+            Self::Load(source) | Self::Map { source, .. } | Self::Program { source, .. } => {
+                if hook::is_refusal(source) {
+                    ProbeState::Blocked
+                } else {
+                    ProbeState::Broken
+                }
+            }
+            Self::NoObject | Self::Host(_) | Self::Names(_) => ProbeState::Broken,
+        }
+    }
+}
+
+/// The probes as they are where nothing could be loaded.
+#[must_use]
+pub fn unloaded(error: &LoadError) -> Vec<Probe> {
+    let hooks = PROGRAMS.iter().map(|it| (it.name, it.hook.mechanism()));
+    hooks
+        .chain(CAPABILITIES)
+        .map(|(name, mechanism)| {
+            capability(name, mechanism, error.state(), Some(error.to_string()))
+        })
+        .collect()
+}
+
 /// Is run, never attached.
 const ARM: Spec = Spec {
     name: "arm",
@@ -119,7 +150,7 @@ pub struct Tracer {
     banks: MappedArray<CpuBank>,
     options: Options,
     /// Why repeated runs cannot be told, if so.
-    repeats_unknown: Option<String>,
+    repeats_unknown: Option<Missing>,
     attached: RwLock<Attached>,
 }
 
@@ -163,7 +194,11 @@ impl Tracer {
     fn load_checked(object: &[u8], table: &NameTable, options: Options) -> Result<Self, LoadError> {
         let layout = KernelLayout::read(&options.roots);
         let action_name = layout.action_name.map_err(LoadError::Layout)?;
-        if lockdown_is_confidentiality(&options.roots) {
+        // Without securityfs the kernel's own refusal has to do.
+        if matches!(
+            Lockdown::read(&options.roots),
+            Ok(Some(Lockdown::Confidentiality))
+        ) {
             return Err(LoadError::Lockdown);
         }
         // Kernels before 5.11 charge maps to this limit; later ones do not need it.
@@ -330,9 +365,10 @@ impl Tracer {
             .collect();
         let (state, reason) = match &self.repeats_unknown {
             None => (ProbeState::Attached, None),
-            Some(reason) => (ProbeState::Unsupported, Some(reason.clone())),
+            Some(Missing { state, reason }) => (*state, Some(reason.clone())),
         };
-        probes.push(capability(REPEATED_RUNS, "kstat.irqs_sum", state, reason));
+        let [repeated_runs, handler_time] = CAPABILITIES;
+        probes.push(capability(repeated_runs.0, repeated_runs.1, state, reason));
         let (state, reason) = match self.options.level {
             Level::Timing => (ProbeState::Attached, None),
             Level::Counters => (
@@ -340,7 +376,7 @@ impl Tracer {
                 Some("--level counters reads no clock".to_owned()),
             ),
         };
-        probes.push(capability(HANDLER_TIME, "bpf_ktime_get_ns", state, reason));
+        probes.push(capability(handler_time.0, handler_time.1, state, reason));
         probes
     }
 
@@ -377,6 +413,12 @@ fn check(options: &Options) -> Result<Box<NameTable>, LoadError> {
     }
 }
 
+/// What is in the probe list without a hook of its own, and by what it is told.
+const CAPABILITIES: [(&str, &str); 2] = [
+    (REPEATED_RUNS, "kstat.irqs_sum"),
+    (HANDLER_TIME, "bpf_ktime_get_ns"),
+];
+
 /// A line of the probe list for what is no hook of its own.
 fn capability(name: &str, mechanism: &str, state: ProbeState, reason: Option<String>) -> Probe {
     Probe {
@@ -387,14 +429,6 @@ fn capability(name: &str, mechanism: &str, state: ProbeState, reason: Option<Str
         missed_runs: None,
         runs: None,
     }
-}
-
-/// Whether lockdown forbids what every program here does: the file names all
-/// modes and puts the one in force in brackets (security/lockdown/lockdown.c).
-/// Without securityfs the kernel's own refusal has to do.
-fn lockdown_is_confidentiality(roots: &Roots) -> bool {
-    std::fs::read_to_string(roots.sysfs.join("kernel/security/lockdown"))
-        .is_ok_and(|modes| modes.contains("[confidentiality]"))
 }
 
 fn run_once(ebpf: &Ebpf, name: &str, args: RawTracePointRunOptions) -> anyhow::Result<()> {
@@ -439,30 +473,36 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_was_not_loaded_is_listed_with_the_reason() {
+        let blocked = unloaded(&LoadError::Privileges("CAP_BPF".to_owned()));
+        assert_eq!(blocked.len(), PROGRAMS.len() + CAPABILITIES.len());
+        for probe in &blocked {
+            assert_eq!(probe.state, ProbeState::Blocked, "{probe:?}");
+            assert!(probe.reason.as_deref().unwrap().contains("CAP_BPF"));
+        }
+        let state = |error: LoadError| error.state();
+        assert_eq!(state(LoadError::Lockdown), ProbeState::Blocked);
+        assert_eq!(state(LoadError::NoObject), ProbeState::Broken);
+        assert_eq!(
+            state(LoadError::Layout(String::new())),
+            ProbeState::Unsupported
+        );
+        for (errno, expected) in [
+            (1, ProbeState::Blocked),
+            (13, ProbeState::Blocked),
+            (12, ProbeState::Broken),
+        ] {
+            let source = std::io::Error::from_raw_os_error(errno).into();
+            assert_eq!(state(LoadError::Load(source)), expected, "{errno}");
+        }
+    }
+
+    #[test]
     fn maps_stay_small_on_the_largest_host_we_plan_for() {
         // 8 VMDs of 64 vectors, 24 disks each with 257 lines, 256 CPUs, and 2,000 other lines.
         let lines = 8 * (64 + 24 * 257) + 2_000;
         let sizes = Sizes::for_host(256, lines);
         assert!(sizes.slots > lines && sizes.interrupts > lines);
         assert!(sizes.bytes() < 16 << 20, "{} bytes", sizes.bytes());
-    }
-
-    #[test]
-    fn lockdown_is_told_by_the_mode_in_force() {
-        let sysfs = tempfile::tempdir().unwrap();
-        let roots = Roots {
-            sysfs: sysfs.path().to_owned(),
-            ..Roots::default()
-        };
-        assert!(!lockdown_is_confidentiality(&roots), "no securityfs");
-        std::fs::create_dir_all(sysfs.path().join("kernel/security")).unwrap();
-        for (modes, expected) in [
-            ("none integrity [confidentiality]\n", true),
-            ("none [integrity] confidentiality\n", false),
-            ("[none] integrity confidentiality\n", false),
-        ] {
-            std::fs::write(sysfs.path().join("kernel/security/lockdown"), modes).unwrap();
-            assert_eq!(lockdown_is_confidentiality(&roots), expected, "{modes}");
-        }
     }
 }

@@ -12,6 +12,7 @@
 
 mod demo;
 mod device;
+mod doctor;
 mod exact;
 mod guest;
 mod late_modules;
@@ -150,6 +151,7 @@ fn main() -> ExitCode {
     let (table, exact_trials) = exact::trials();
     trials.extend(exact_trials);
     trials.extend(device::trials());
+    trials.extend(doctor::trials());
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());
     trials.extend(native::trials());
