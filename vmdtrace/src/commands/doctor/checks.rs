@@ -288,3 +288,63 @@ fn judged<T>(id: &'static str, fact: &Fact<T>, judge: impl FnOnce(&T) -> Judgeme
     }
     .of(id)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Roots;
+
+    const PAGE: &str = include_str!("../../../../docs/doctor.md");
+
+    fn here() -> Vec<Check> {
+        checks(&Facts::read(&Roots::default()), &Topology::default())
+    }
+
+    #[test]
+    fn the_page_lists_every_check_and_no_other() {
+        let ids: Vec<_> = here().iter().map(|check| check.id).collect();
+        let (_, section) = PAGE.split_once("## Checks").unwrap();
+        let (section, _) = section.split_once("\n## ").unwrap();
+        let listed: Vec<_> = section
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+            .collect();
+        assert_eq!(ids, listed);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_unknown_not_good() {
+        let dir = tempfile::tempdir().unwrap();
+        // A folder where a file should be: any error but absence.
+        std::fs::create_dir_all(dir.path().join("sys/kernel/kptr_restrict")).unwrap();
+        let facts = Facts::read(&Roots {
+            sysfs: dir.path().to_owned(),
+            procfs: dir.path().to_owned(),
+        });
+        let found = checks(&facts, &Topology::default());
+        let state = |id| found.iter().find(|it| it.id == id).unwrap().state;
+        assert_eq!(state("kernel.kptr_restrict"), CheckState::Unknown);
+        assert_eq!(state("process.capabilities"), CheckState::Unknown);
+        assert_eq!(state("kernel.btf"), CheckState::Blocking);
+        assert_eq!(state("kernel.lockdown"), CheckState::Good);
+    }
+
+    #[test]
+    fn problems_of_the_topology_are_counted() {
+        let topology = Topology {
+            problems: vec!["/a: b".to_owned(), "/c: d".to_owned()],
+            ..Topology::default()
+        };
+        let check = problems(&topology);
+        assert_eq!(check.state, CheckState::Limiting);
+        assert_eq!(check.found, "/a: b (and 1 more)");
+    }
+
+    #[test]
+    fn whatever_is_in_the_way_has_a_remedy() {
+        for check in here() {
+            let in_the_way = matches!(check.state, CheckState::Limiting | CheckState::Blocking);
+            assert_eq!(check.remedy.is_some(), in_the_way, "{check:?}");
+        }
+    }
+}

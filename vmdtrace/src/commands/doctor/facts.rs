@@ -128,3 +128,66 @@ fn is_confined_by_apparmor(label: &str) -> bool {
 pub(super) fn names(capabilities: &[Capability]) -> Vec<&'static str> {
     capabilities.iter().map(|one| one.name()).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Capability::{Bpf, Perfmon, SysAdmin};
+
+    /// A host on which nothing stands in the way.
+    fn facts() -> (tempfile::TempDir, Facts) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut facts = Facts::read(&Roots {
+            sysfs: dir.path().to_owned(),
+            procfs: dir.path().to_owned(),
+        });
+        facts.containment.in_initial_user_namespace = Ok(Some(true));
+        (dir, facts)
+    }
+
+    #[test]
+    fn kprobes_need_more_where_perf_is_restricted() {
+        let (_dir, mut facts) = facts();
+        assert_eq!(facts.for_kprobes(), [Bpf, Perfmon]);
+        facts.settings.perf_event_paranoid = Ok(Some(2));
+        assert_eq!(facts.for_kprobes(), [Bpf, Perfmon]);
+        facts.settings.perf_event_paranoid = Ok(Some(3));
+        assert_eq!(facts.for_kprobes(), [Bpf, SysAdmin]);
+        facts.settings.last_capability = Ok(Some(37));
+        assert_eq!(facts.for_programs(), [SysAdmin]);
+        assert_eq!(facts.for_kprobes(), [SysAdmin]);
+    }
+
+    #[test]
+    fn who_refuses_is_named_by_what_is_seen() {
+        let (_dir, mut facts) = facts();
+        let said = |facts: &Facts, reason: &str| facts.refusers(&[], reason).join("; ");
+        let denied = "Permission denied (os error 13)";
+        assert!(said(&facts, denied).contains("audit log"));
+
+        facts.security.filters_system_calls = Ok(Some(true));
+        assert!(said(&facts, denied).contains("seccomp"));
+        facts.security.filters_system_calls = Ok(Some(false));
+
+        facts.security.label = Ok(Some("/usr/bin/box (enforce)".to_owned()));
+        let text = said(&facts, denied);
+        assert!(text.contains("AppArmor profile /usr/bin/box"), "{text}");
+
+        facts.security.label = Ok(Some("system_u:system_r:init_t:s0".to_owned()));
+        facts.security.selinux_enforcing = Ok(Some(true));
+        let text = said(&facts, denied);
+        assert!(text.contains("SELinux is enforcing"), "{text}");
+        assert!(text.contains("init_t"), "{text}");
+        // Not its error number.
+        let text = said(&facts, "Operation not permitted (os error 1)");
+        assert!(!text.contains("SELinux"), "{text}");
+
+        facts.security.lockdown = Ok(Some(Lockdown::Confidentiality));
+        assert_eq!(
+            said(&facts, denied),
+            "boot with lockdown=integrity or lockdown=none"
+        );
+        facts.containment.in_initial_user_namespace = Ok(Some(false));
+        assert!(said(&facts, denied).starts_with("run in the host's user namespace"));
+    }
+}

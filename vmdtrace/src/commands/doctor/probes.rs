@@ -55,7 +55,7 @@ fn remedy(probe: &Probe, facts: &Facts, needed: &[Capability]) -> Option<String>
         }
         // It attaches by itself when there is something to observe.
         ProbeState::NotApplicable => None,
-        ProbeState::Unsupported => Some("a kernel that has it; nothing else".to_owned()),
+        ProbeState::Unsupported => Some("another kernel: this one lacks it".to_owned()),
         ProbeState::Blocked
             if probe.name == REPEATED_RUNS
                 && facts
