@@ -30,10 +30,10 @@ pub struct Missing {
 }
 
 impl Missing {
-    fn unsupported(reason: impl ToString) -> Self {
+    fn unsupported(reason: impl Into<String>) -> Self {
         Self {
             state: ProbeState::Unsupported,
-            reason: reason.to_string(),
+            reason: reason.into(),
         }
     }
 }
@@ -102,7 +102,7 @@ fn symbols(path: &Path) -> Result<(u64, u64), Missing> {
 fn find_symbols(lines: impl io::BufRead) -> Result<(u64, u64), Missing> {
     let (mut kstat, mut per_cpu_offset) = (None, None);
     for line in lines.split(b'\n') {
-        let line = line.map_err(Missing::unsupported)?;
+        let line = line.map_err(|error| Missing::unsupported(error.to_string()))?;
         let Ok(line) = std::str::from_utf8(&line) else {
             continue;
         };

@@ -274,7 +274,7 @@ fn people_can_read_it(guest: &Guest) {
         .check(&command, PATIENCE)
         .unwrap_or_else(|error| panic!("{error}"))
         .stdout_text();
-    for part in ["irq_handler_entry", "attached", "Nothing is in the way."] {
+    for part in ["irq_handler_entry", "attached", "Nothing is blocked"] {
         assert!(text.contains(part), "{part} is not in:\n{text}");
     }
     assert!(!text.contains("self-test"), "{text}");

@@ -35,7 +35,7 @@ pub(super) fn render(report: &Report) -> String {
     }
     text.push('\n');
     text.push_str(match report.exit_status {
-        0 => "Nothing is in the way.",
+        0 => "Nothing is blocked, broken or wrong.",
         1 => "Interrupts are accounted, but something is blocked, broken or wrong: see above.",
         _ => "Interrupts are not accounted: see above.",
     });

@@ -184,7 +184,7 @@ fn unattributed(snapshot: &Snapshot) -> u64 {
 fn children(roots: &Roots, cpus: &Result<PossibleCpus, HostError>, lines: &Lines) -> TestResult {
     let cpus = match cpus {
         Ok(cpus) => *cpus,
-        Err(error) => return result(CHILDREN, Outcome::NotMeasured, error),
+        Err(error) => return result(CHILDREN, Outcome::NotMeasured, error.to_string()),
     };
     if lines.children.is_empty() {
         return result(
@@ -299,7 +299,7 @@ fn by_kprobe(
         });
         return TestResult {
             remedy,
-            ..result(KPROBE, outcome, reason)
+            ..result(KPROBE, outcome, reason.as_str())
         };
     }
     let missed = second.kprobe_missed.saturating_sub(first.kprobe_missed);
@@ -337,11 +337,11 @@ fn by_kprobe(
     )
 }
 
-fn result(id: &'static str, outcome: Outcome, found: impl ToString) -> TestResult {
+fn result(id: &'static str, outcome: Outcome, found: impl Into<String>) -> TestResult {
     TestResult {
         id,
         outcome,
-        found: found.to_string(),
+        found: found.into(),
         remedy: None,
         lines: 0,
         totals: None,
