@@ -18,7 +18,7 @@ use self::facts::Facts;
 use self::report::{ControllerReport, FORMAT, Report, SelfTest};
 use super::output::{Output, print};
 use crate::host::topology::Topology;
-use crate::host::{self, Roots};
+use crate::host::{self, HostError, Roots};
 use crate::probes::LoadError;
 use crate::probes::tracer::unloaded;
 use crate::snapshot::Probe;
@@ -133,10 +133,12 @@ fn with_probes(
 
 fn without_probes(error: anyhow::Error, args: &Args, roots: &Roots) -> Examined {
     let reason = format!("no program could be loaded: {error:#}");
-    // What is no fault of loading is one of the files it is made ready by.
-    let error = error
-        .downcast::<LoadError>()
-        .unwrap_or_else(LoadError::Load);
+    let error = error.downcast::<LoadError>().unwrap_or_else(|error| {
+        // Before anything is loaded, the host is asked how large it is.
+        error
+            .downcast::<HostError>()
+            .map_or_else(LoadError::Load, LoadError::Host)
+    });
     Examined {
         counts_interrupts: false,
         probes: unloaded(&error),
@@ -172,5 +174,70 @@ fn report(facts: &Facts, examined: Examined) -> Report {
             .collect(),
         disks: topology.disks.len(),
         self_test,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::ProbeState;
+    use crate::snapshot::live::Live;
+
+    fn examined(error: anyhow::Error) -> Report {
+        let folder = tempfile::tempdir().unwrap();
+        let args = Args {
+            output: Output::Json,
+            self_test: true,
+            seconds: 1,
+            sysfs: folder.path().to_owned(),
+            procfs: folder.path().to_owned(),
+        };
+        examine(&args, |_| -> anyhow::Result<Live> { Err(error) }).unwrap()
+    }
+
+    #[test]
+    fn what_forbids_loading_is_every_probes_reason() {
+        let report = examined(LoadError::Lockdown.into());
+        assert_eq!(report.exit_status, 2);
+        assert!(!report.probes.is_empty());
+        for probe in &report.probes {
+            assert_eq!(probe.state, ProbeState::Blocked);
+            assert!(probe.reason.as_deref().unwrap().contains("lockdown"));
+            assert!(probe.remedy.is_some());
+        }
+        for test in report.self_test.unwrap().checks {
+            assert!(test.found.contains("lockdown"), "{test:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named_and_not_the_kernels_refusal() {
+        let missing = HostError::Unreadable {
+            path: "/sys/kernel/irq".into(),
+            source: std::io::ErrorKind::NotFound.into(),
+        };
+        let report = examined(missing.into());
+        assert_eq!(report.exit_status, 2);
+        let probe = &report.probes[0];
+        assert_eq!(probe.state, ProbeState::Broken);
+        let reason = probe.reason.as_deref().unwrap();
+        assert!(
+            reason.starts_with("cannot read /sys/kernel/irq"),
+            "{reason}"
+        );
+    }
+
+    #[test]
+    fn the_text_has_every_probe_and_remedy() {
+        let report = examined(LoadError::Privileges("CAP_BPF".to_owned()).into());
+        let text = text::render(&report);
+        for probe in &report.probes {
+            assert!(text.contains(&probe.name), "{text}");
+            assert!(text.contains(probe.remedy.as_deref().unwrap()), "{text}");
+        }
+        for check in &report.checks {
+            assert!(text.contains(check.id), "{text}");
+        }
+        assert!(text.contains("Interrupts are not accounted"), "{text}");
     }
 }

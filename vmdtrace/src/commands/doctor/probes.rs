@@ -70,8 +70,8 @@ fn remedy(probe: &Probe, facts: &Facts, needed: &[Capability]) -> Option<String>
             Some("build it with `cargo xtask build`".to_owned())
         }
         ProbeState::Broken => Some(
-            "a fault of vmdtrace on this kernel: report it with the output of `vmdtrace doctor \
-             --output json`"
+            "where the reason names nothing of this host, it is a fault of vmdtrace: report it with \
+             the output of `vmdtrace doctor --output json`"
                 .to_owned(),
         ),
     }
