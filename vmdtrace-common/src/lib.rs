@@ -13,7 +13,10 @@ pub mod cells;
 #[cfg(any(test, feature = "model"))]
 pub mod model;
 pub mod names;
+pub mod placement;
+pub mod samples;
 
-pub use accounting::{Taken, World, completion, enter, exit};
+pub use accounting::{CompletionWorld, Taken, World, completion, enter, exit};
 pub use cells::{CpuBank, Frame, LineCell, LineEntry};
 pub use names::{Name, NameTable};
+pub use placement::Place;

@@ -2,7 +2,10 @@
 //! or fills.
 
 use aya_ebpf::{bindings::BPF_F_MMAPABLE, btf_maps::Array, btf_maps::Queue, macros::btf_map};
-use vmdtrace_common::{CpuBank, LineCell, LineEntry, NameTable};
+use vmdtrace_common::{
+    CpuBank, LineCell, LineEntry, NameTable, Place,
+    samples::{DISKS, DiskSamples, PENDING, Pending},
+};
 
 const MAPPED: usize = BPF_F_MMAPABLE as usize;
 
@@ -25,6 +28,18 @@ pub(crate) static NAMES: Array<NameTable, 1, MAPPED> = Array::new();
 /// Slots that are free, filled at load. Taking one is safe on two CPUs at once.
 #[btf_map]
 pub(crate) static FREE_SLOTS: Queue<u32, 1> = Queue::new();
+
+/// By CPU number: where it is. Filled by user space.
+#[btf_map]
+pub(crate) static PLACES: Array<Place, 1, MAPPED> = Array::new();
+
+/// By disk number + 1.
+#[btf_map]
+pub(crate) static SAMPLES: Array<DiskSamples, { DISKS as usize }, MAPPED> = Array::new();
+
+/// Sampled completions whose end is awaited.
+#[btf_map]
+pub(crate) static PENDING_ENDS: Array<Pending, { PENDING as usize }> = Array::new();
 
 /// Calls of vmd_irq by interrupt number, for the self-test: of one element where
 /// that is not run.

@@ -43,6 +43,11 @@ pub struct Args {
     #[arg(long = "metrics.lines")]
     metrics_lines: bool,
 
+    /// Export where each disk's completions land and how long they take, too,
+    /// beside the sums per controller: 22 series a disk.
+    #[arg(long = "metrics.disks")]
+    metrics_disks: bool,
+
     /// Watch other interrupt lines, too, by action name (the last column of
     /// /proc/interrupts), such as 'eth0-*'. May be given more than once.
     #[arg(long, value_name = "GLOB", value_parser = clap::builder::NonEmptyStringValueParser::new())]
@@ -85,6 +90,7 @@ where
         listen_addresses,
         max_requests,
         metrics_lines,
+        metrics_disks,
         also_lines,
         level,
         sysfs,
@@ -110,6 +116,7 @@ where
 
     let detail = Detail {
         lines: metrics_lines,
+        disks: metrics_disks,
     };
 
     // One thread drives everything; scrapes run on blocking threads. Those are

@@ -12,10 +12,10 @@
 //! Every family is described in docs/metrics.md; a test compares the two.
 
 mod collector;
-mod each_line;
 mod family;
 mod host;
 mod lines;
+mod placement;
 mod probes;
 mod process;
 #[cfg(test)]
@@ -32,12 +32,18 @@ pub use collector::{CONTENT_TYPE, ScrapeError, SnapshotCollector, scrape};
 pub struct Detail {
     /// The counters of every interrupt line beside the sums per disk.
     pub lines: bool,
+    /// Where completions of each disk land and how long they take, beside the
+    /// sums per controller.
+    pub disks: bool,
 }
 
 /// The families of one Snapshot. Families without a series are left out.
 #[must_use]
 pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
-    let Detail { lines: each_line } = detail;
+    let Detail {
+        lines: each_line,
+        disks: each_disk,
+    } = detail;
     let Snapshot {
         taken_ns: _,
         host,
@@ -50,16 +56,21 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
         kernel: _,
         possible_cpus: _,
     } = host;
-    let Counters { lines, cpus } = counters;
+    let Counters {
+        lines,
+        cpus,
+        samples: _,
+        other_samples: _,
+    } = counters;
     let counted = snapshot.counted();
 
     let mut families = Vec::new();
     probes::add(probes, &mut families);
     host::add(topology, &mut families);
-    lines::add_disks(topology, lines, counted, &mut families);
-    if each_line {
-        each_line::add(lines, counted, &mut families);
-    }
+    let at_rest = lines::lines_at_rest(topology);
+    lines::add_owned(&at_rest, lines, each_line, counted, &mut families);
+    let owned = lines::owned(&at_rest).chain(lines::owned(lines));
+    placement::add(topology, counters, owned, each_disk, counted, &mut families);
     lines::add_watched(lines, counted, &mut families);
     lines::add_cpus(cpus, counted, &mut families);
     families

@@ -21,6 +21,15 @@ pub struct InterruptCount {
     pub irqs_sum: u32,
 }
 
+/// How a request leads to the CPU that it was made on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Submitter {
+    /// Offset of `mq_ctx` in `struct request`.
+    pub request_ctx: u32,
+    /// Offset of `cpu` in `struct blk_mq_ctx`.
+    pub ctx_cpu: u32,
+}
+
 /// Why a fact of the kernel cannot be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
@@ -44,6 +53,9 @@ pub struct KernelLayout {
     /// Offset of `name` in `struct irqaction`.
     pub action_name: Result<u32, String>,
     pub interrupt_count: Result<InterruptCount, Missing>,
+    pub submitter: Result<Submitter, Missing>,
+    /// Offset of `start_time_ns` in `struct request`.
+    pub request_start: Result<u32, Missing>,
 }
 
 impl KernelLayout {
@@ -60,7 +72,9 @@ impl KernelLayout {
                 );
                 Self {
                     action_name: Err(reason.clone()),
-                    interrupt_count: Err(Missing::unsupported(reason)),
+                    interrupt_count: Err(Missing::unsupported(reason.clone())),
+                    submitter: Err(Missing::unsupported(reason.clone())),
+                    request_start: Err(Missing::unsupported(reason)),
                 }
             }
         }
@@ -70,21 +84,27 @@ impl KernelLayout {
         let offset = |structure, member| {
             Btf::parse(data)
                 .and_then(|btf| btf.member_offset(structure, member))
-                .map_err(|error: BtfError| error.to_string())
+                .map_err(|error: BtfError| Missing::unsupported(error.to_string()))
         };
-        let interrupt_count = offset("kernel_stat", "irqs_sum")
-            .map_err(Missing::unsupported)
-            .and_then(|irqs_sum| {
-                let (kstat, per_cpu_offset) = symbols()?;
-                Ok(InterruptCount {
-                    kstat,
-                    per_cpu_offset,
-                    irqs_sum,
-                })
-            });
+        let interrupt_count = offset("kernel_stat", "irqs_sum").and_then(|irqs_sum| {
+            let (kstat, per_cpu_offset) = symbols()?;
+            Ok(InterruptCount {
+                kstat,
+                per_cpu_offset,
+                irqs_sum,
+            })
+        });
         Self {
-            action_name: offset("irqaction", "name"),
+            action_name: offset("irqaction", "name").map_err(|missing| missing.reason),
             interrupt_count,
+            submitter: offset("request", "mq_ctx").and_then(|request_ctx| {
+                let ctx_cpu = offset("blk_mq_ctx", "cpu")?;
+                Ok(Submitter {
+                    request_ctx,
+                    ctx_cpu,
+                })
+            }),
+            request_start: offset("request", "start_time_ns"),
         }
     }
 }
@@ -182,5 +202,6 @@ mod tests {
                 .contains("CONFIG_DEBUG_INFO_BTF")
         );
         assert!(layout.interrupt_count.is_err());
+        assert!(layout.submitter.is_err() && layout.request_start.is_err());
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     host::Roots,
     snapshot::{
         Probe, ProbeState,
-        probes::{IRQ_HANDLER_ENTRY, IRQ_HANDLER_EXIT, NVME_SQ},
+        probes::{BLOCK_RQ_COMPLETE, IRQ_HANDLER_ENTRY, IRQ_HANDLER_EXIT, NVME_SQ},
     },
 };
 
@@ -31,8 +31,9 @@ pub const HANDLER_PROGRAMS: usize = 2;
 
 /// In this order: an exit is seen from before the first entry, so that no frame
 /// stays open; completions after that, since they belong to the handler they are
-/// seen in.
-pub const PROGRAMS: [Spec; 3] = [
+/// seen in; the ends of requests before their completions, so that none of these
+/// waits in vain.
+pub const PROGRAMS: [Spec; 4] = [
     Spec {
         name: IRQ_HANDLER_EXIT,
         hook: Hook::RawTracepoint { module: None },
@@ -42,6 +43,11 @@ pub const PROGRAMS: [Spec; 3] = [
         name: IRQ_HANDLER_ENTRY,
         hook: Hook::RawTracepoint { module: None },
         required: true,
+    },
+    Spec {
+        name: BLOCK_RQ_COMPLETE,
+        hook: Hook::RawTracepoint { module: None },
+        required: false,
     },
     Spec {
         name: NVME_SQ,

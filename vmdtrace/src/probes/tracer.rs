@@ -11,10 +11,14 @@ use aya::{
 use aya_log::EbpfLogger;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use thiserror::Error;
-use vmdtrace_common::{CpuBank, LineCell, LineEntry, NameTable, cells::kind};
+use vmdtrace_common::{
+    CpuBank, LineCell, LineEntry, NameTable, Place,
+    cells::kind,
+    samples::{self, Pending},
+};
 
 use super::{
-    counts::{cpu_counts, line_counts},
+    counts::{cpu_counts, line_counts, sample_counts},
     hook::{self, Hook},
     kernel::{KernelLayout, Missing},
     mapped::MappedArray,
@@ -24,8 +28,8 @@ use super::{
 };
 use crate::host::{HostError, Lockdown, Roots};
 use crate::snapshot::{
-    Counters, Probe, ProbeState,
-    probes::{HANDLER_TIME, REPEATED_RUNS},
+    Counters, DiskSamples, Probe, ProbeState, SampleCounts,
+    probes::{BLOCK_RQ_COMPLETE, COMPLETION_TIMES, HANDLER_TIME, PLACEMENT, REPEATED_RUNS},
     source::Level,
 };
 
@@ -61,6 +65,9 @@ impl Sizes {
             + self.interrupts as usize * size_of::<LineEntry>()
             + self.slots as usize * size_of::<LineCell>()
             + size_of::<NameTable>()
+            + self.cpus as usize * size_of::<Place>()
+            + samples::DISKS as usize * size_of::<samples::DiskSamples>()
+            + samples::PENDING as usize * size_of::<Pending>()
     }
 }
 
@@ -132,7 +139,7 @@ pub fn unloaded(error: &LoadError) -> Vec<Probe> {
     hooks
         .chain(CAPABILITIES)
         .map(|(name, mechanism)| {
-            capability(name, mechanism, error.state(), Some(error.to_string()))
+            capability(name, mechanism, (error.state(), Some(error.to_string())))
         })
         .collect()
 }
@@ -148,9 +155,15 @@ const ARM: Spec = Spec {
 pub struct Tracer {
     cells: MappedArray<LineCell>,
     banks: MappedArray<CpuBank>,
+    places: MappedArray<Place>,
+    samples: MappedArray<samples::DiskSamples>,
     options: Options,
     /// Why repeated runs cannot be told, if so.
     repeats_unknown: Option<Missing>,
+    /// Why it cannot be told where completions land, if so.
+    placement_unknown: Option<Missing>,
+    /// Why times of completions cannot be sampled, if so.
+    starts_unknown: Option<Missing>,
     attached: RwLock<Attached>,
 }
 
@@ -206,14 +219,19 @@ impl Tracer {
             tracing::debug!("RLIMIT_MEMLOCK stays as it is: {error}");
         }
 
-        let (count, repeats_unknown) = match layout.interrupt_count {
-            Ok(count) => (Some(count), None),
-            Err(reason) => (None, Some(reason)),
-        };
+        let (count, repeats_unknown) = known(layout.interrupt_count);
         let kstat = count.map_or(0, |count| count.kstat);
         let per_cpu_offset = count.map_or(0, |count| count.per_cpu_offset);
         let irqs_sum = count.map_or(0, |count| count.irqs_sum);
         let timing = u32::from(options.level == Level::Timing);
+        let (submitter, placement_unknown) = known(layout.submitter);
+        let placement = u32::from(submitter.is_some());
+        let request_ctx = submitter.map_or(0, |offsets| offsets.request_ctx);
+        let ctx_cpu = submitter.map_or(0, |offsets| offsets.ctx_cpu);
+        let (request_start, starts_unknown) = known(layout.request_start);
+        let samples = options.level == Level::Timing && request_start.is_some();
+        let sampling = u32::from(samples);
+        let request_start = request_start.unwrap_or(0);
         let sizes = options.sizes;
         let btf = Btf::from_sys_fs().ok();
         let mut ebpf = EbpfLoader::new()
@@ -223,9 +241,15 @@ impl Tracer {
             .override_global("PER_CPU_OFFSET_ADDRESS", &per_cpu_offset, true)
             .override_global("IRQS_SUM_OFFSET", &irqs_sum, true)
             .override_global("TIMING", &timing, true)
+            .override_global("PLACEMENT", &placement, true)
+            .override_global("REQUEST_CTX_OFFSET", &request_ctx, true)
+            .override_global("CTX_CPU_OFFSET", &ctx_cpu, true)
+            .override_global("SAMPLING", &sampling, true)
+            .override_global("REQUEST_START_OFFSET", &request_start, true)
             .map_max_entries("LINES", sizes.interrupts)
             .map_max_entries("CELLS", sizes.slots)
             .map_max_entries("BANKS", sizes.cpus)
+            .map_max_entries("PLACES", sizes.cpus)
             .map_max_entries("FREE_SLOTS", sizes.slots)
             .load(object)
             .map_err(|error: EbpfError| LoadError::Load(error.into()))?;
@@ -235,10 +259,19 @@ impl Tracer {
         let tracer = Self {
             cells: map(&ebpf, "CELLS", sizes.slots)?,
             banks: map(&ebpf, "BANKS", sizes.cpus)?,
+            places: map(&ebpf, "PLACES", sizes.cpus)?,
+            samples: map(&ebpf, "SAMPLES", samples::DISKS)?,
             options,
             repeats_unknown,
+            placement_unknown,
+            starts_unknown,
             attached: RwLock::new(Attached {
-                attachments: PROGRAMS.map(Attachment::new).into(),
+                attachments: PROGRAMS
+                    .into_iter()
+                    // Ends are of no use without samples.
+                    .filter(|program| samples || program.name != BLOCK_RQ_COMPLETE)
+                    .map(Attachment::new)
+                    .collect(),
                 ebpf,
                 armed: false,
             }),
@@ -333,12 +366,29 @@ impl Tracer {
         self.banks.raise_generation();
     }
 
+    /// Tells where the CPUs are, by number. Until then, and for CPUs that are not
+    /// named, the distance of completions is unknown.
+    pub fn set_places(&self, places: &[Place]) {
+        self.places.set_all(places);
+    }
+
     /// Everything counted so far, without who owns the lines. No system call.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let cells: Vec<LineCell> = self.cells.iter().collect();
         let repeats_known = self.repeats_unknown.is_none();
+        let mut of_disks = self.samples.iter().map(|of_disk| sample_counts(&of_disk));
+        let other_samples = of_disks.next().unwrap_or_default();
+        let samples = of_disks.zip(0..).filter_map(|(counts, number)| {
+            (counts != SampleCounts::default()).then(|| DiskSamples {
+                disk: format!("nvme{number}"),
+                controller: None,
+                counts,
+            })
+        });
         Counters {
+            samples: samples.collect(),
+            other_samples,
             lines: cells
                 .iter()
                 // The kind may have been read just before the slot was described.
@@ -363,20 +413,26 @@ impl Tracer {
             .iter()
             .map(|one| one.probe(&attached.ebpf, &self.options.roots))
             .collect();
-        let (state, reason) = match &self.repeats_unknown {
+        let supported = |unknown: &Option<Missing>| match unknown {
             None => (ProbeState::Attached, None),
             Some(Missing { state, reason }) => (*state, Some(reason.clone())),
         };
-        let [repeated_runs, handler_time] = CAPABILITIES;
-        probes.push(capability(repeated_runs.0, repeated_runs.1, state, reason));
-        let (state, reason) = match self.options.level {
-            Level::Timing => (ProbeState::Attached, None),
+        let timed = |otherwise| match self.options.level {
+            Level::Timing => otherwise,
             Level::Counters => (
                 ProbeState::NotApplicable,
                 Some("--level counters reads no clock".to_owned()),
             ),
         };
-        probes.push(capability(handler_time.0, handler_time.1, state, reason));
+        let states = [
+            supported(&self.repeats_unknown),
+            timed((ProbeState::Attached, None)),
+            supported(&self.placement_unknown),
+            timed(supported(&self.starts_unknown)),
+        ];
+        for ((name, mechanism), state) in CAPABILITIES.into_iter().zip(states) {
+            probes.push(capability(name, mechanism, state));
+        }
         probes
     }
 
@@ -414,13 +470,23 @@ fn check(options: &Options) -> Result<Box<NameTable>, LoadError> {
 }
 
 /// What is in the probe list without a hook of its own, and by what it is told.
-const CAPABILITIES: [(&str, &str); 2] = [
+const CAPABILITIES: [(&str, &str); 4] = [
     (REPEATED_RUNS, "kstat.irqs_sum"),
     (HANDLER_TIME, "bpf_ktime_get_ns"),
+    (PLACEMENT, "request.mq_ctx"),
+    (COMPLETION_TIMES, "request.start_time_ns"),
 ];
 
+/// What is known, or else why not.
+fn known<T>(fact: Result<T, Missing>) -> (Option<T>, Option<Missing>) {
+    match fact {
+        Ok(value) => (Some(value), None),
+        Err(missing) => (None, Some(missing)),
+    }
+}
+
 /// A line of the probe list for what is no hook of its own.
-fn capability(name: &str, mechanism: &str, state: ProbeState, reason: Option<String>) -> Probe {
+fn capability(name: &str, mechanism: &str, (state, reason): (ProbeState, Option<String>)) -> Probe {
     Probe {
         name: name.to_owned(),
         state,

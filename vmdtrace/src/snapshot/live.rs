@@ -1,22 +1,17 @@
 //! Snapshots of the running host: what the eBPF programs counted, joined with
 //! what sysfs says of the lines' owners.
 
-use std::{
-    collections::{HashMap, HashSet, hash_map::Entry},
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::time::{ClockId, clock_gettime};
 
 use super::{
-    Counters, Host, LineCounts, LineKind, Snapshot,
+    Host, Snapshot,
+    owners::Owners,
     source::{SnapshotError, SnapshotSource, SourceOptions},
 };
 use crate::{
-    host::{
-        self, Roots, TopologyIndex,
-        topology::{DiskPath, PciAddress, Topology},
-    },
+    host::{self, Roots},
     probes::{Options, Sizes, Tracer, messages},
 };
 
@@ -64,8 +59,15 @@ impl Live {
         if let Some(logger) = tracer.take_logger() {
             messages::pass_on(logger)?;
         }
-        tracer.attach();
-        Ok(Self::new(tracer, roots.clone(), possible_cpus))
+        let live = Self::new(tracer, roots.clone(), possible_cpus);
+        live.tell_places();
+        live.tracer.attach();
+        Ok(live)
+    }
+
+    fn tell_places(&self) {
+        let places = host::cpu_places(&self.roots, self.host.possible_cpus);
+        self.tracer.set_places(&places);
     }
 
     fn owners(&self) -> MutexGuard<'_, Owners> {
@@ -84,7 +86,7 @@ impl SnapshotSource for Live {
         Ok(Snapshot {
             taken_ns: std::time::Duration::from(now).as_nanos() as u64,
             host: self.host.clone(),
-            topology: owners.topology.clone().unwrap_or_default(),
+            topology: owners.topology(),
             counters,
             probes,
         })
@@ -96,395 +98,10 @@ impl SnapshotSource for Live {
 
     fn topology_changed(&self) {
         self.tracer.raise_generation();
-        self.owners().changed(|| self.tracer.counters().lines);
-    }
-}
-
-/// A line: interrupt number and action name.
-type LineKey = (u32, String);
-
-fn key(line: &LineCounts) -> LineKey {
-    (line.irq, line.action.clone())
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Owner {
-    controller: Option<PciAddress>,
-    disk: Option<String>,
-    path: Option<DiskPath>,
-}
-
-impl Owner {
-    fn label(&self, line: &mut LineCounts) {
-        let Self {
-            controller,
-            disk,
-            path,
-        } = self;
-        line.controller.clone_from(controller);
-        line.disk.clone_from(disk);
-        line.path = *path;
-    }
-}
-
-/// Who owns a line now, and what had been counted on it before.
-#[derive(Clone, Debug)]
-struct Tenancy {
-    owner: Owner,
-    before: Option<LineCounts>,
-}
-
-/// Who owns which line. Sysfs is read when devices came or went, and when a
-/// line is counted that the last reading does not know; never otherwise.
-///
-/// Names and numbers are re-used, counts are not: what was counted for an
-/// earlier owner of a line stays with that owner, and so does a line whose
-/// device is gone. No counter ever goes back.
-#[derive(Debug, Default)]
-struct Owners {
-    topology: Option<Topology>,
-    stale: bool,
-    known: HashMap<LineKey, Tenancy>,
-    /// Counts of earlier owners.
-    past: HashMap<(LineKey, Owner), LineCounts>,
-    /// All counts when the first change since the last reading was noticed: the
-    /// line between an old and a new owner.
-    boundary: Option<HashMap<LineKey, LineCounts>>,
-    /// Lines that the last reading did not know: not a reason to read again.
-    unknown: HashSet<LineKey>,
-}
-
-impl Owners {
-    /// Devices came or went; `counts` is what has been counted until now.
-    fn changed(&mut self, counts: impl FnOnce() -> Vec<LineCounts>) {
-        if !self.stale {
-            self.boundary = Some(
-                counts()
-                    .into_iter()
-                    .map(|line| (key(&line), line))
-                    .collect(),
-            );
-        }
-        self.stale = true;
+        self.owners().changed(|| self.tracer.counters());
     }
 
-    fn assign(&mut self, counters: &mut Counters, read: impl FnOnce() -> Topology) {
-        let unheard_of = |line: &LineCounts| {
-            let key = key(line);
-            line.kind != LineKind::Watched
-                && !self.known.contains_key(&key)
-                && !self.unknown.contains(&key)
-        };
-        if self.stale || self.topology.is_none() || counters.lines.iter().any(unheard_of) {
-            let topology = read();
-            self.hand_over(&topology, &counters.lines);
-            self.topology = Some(topology);
-            self.stale = false;
-            self.boundary = None;
-        }
-        for line in &mut counters.lines {
-            if let Some(Tenancy { owner, before }) = self.known.get(&key(line)) {
-                owner.label(line);
-                if let Some(before) = before {
-                    subtract(line, before);
-                }
-            }
-        }
-        counters.lines.extend(self.past.values().cloned());
-    }
-
-    /// Takes note of who owns the counted lines by a new reading.
-    fn hand_over(&mut self, topology: &Topology, lines: &[LineCounts]) {
-        self.unknown.clear();
-        let index = TopologyIndex::new(topology);
-        for line in lines.iter().filter(|line| line.kind != LineKind::Watched) {
-            let key = key(line);
-            let Some(owner) = index.line(line.irq, &line.action) else {
-                if !self.known.contains_key(&key) {
-                    self.unknown.insert(key);
-                }
-                continue;
-            };
-            let owner = Owner {
-                controller: owner.controller.cloned(),
-                disk: owner.disk.map(str::to_owned),
-                path: owner.path,
-            };
-            let Some(tenancy) = self.known.get_mut(&key) else {
-                self.known.insert(
-                    key,
-                    Tenancy {
-                        owner,
-                        before: None,
-                    },
-                );
-                continue;
-            };
-            if tenancy.owner == owner {
-                continue;
-            }
-            // A line that the boundary does not have had no counts there.
-            let until = match &self.boundary {
-                Some(boundary) => boundary.get(&key).cloned(),
-                None => Some(line.clone()),
-            };
-            let Some(until) = until else {
-                tenancy.owner = owner;
-                continue;
-            };
-            let mut served = until.clone();
-            if let Some(before) = &tenancy.before {
-                subtract(&mut served, before);
-            }
-            tenancy.owner.label(&mut served);
-            let old = std::mem::replace(
-                tenancy,
-                Tenancy {
-                    owner,
-                    before: Some(until),
-                },
-            );
-            match self.past.entry((key, old.owner)) {
-                Entry::Occupied(mut past) => add(past.get_mut(), &served),
-                Entry::Vacant(past) => {
-                    past.insert(served);
-                }
-            }
-        }
-    }
-}
-
-/// Applies `change` to every counter of `line` and its like in `other`.
-fn change(line: &mut LineCounts, other: &LineCounts, change: fn(u64, u64) -> u64) {
-    let LineCounts {
-        irq: _,
-        action: _,
-        kind: _,
-        controller: _,
-        disk: _,
-        path: _,
-        parent_irq: _,
-        depth0_runs,
-        nested_runs,
-        unhandled_runs,
-        repeated_runs,
-        inclusive_ns,
-        self_ns,
-        completions,
-        child_runs,
-        child_unhandled_runs,
-        child_completions,
-    } = line;
-    for (count, by) in [
-        (depth0_runs, other.depth0_runs),
-        (nested_runs, other.nested_runs),
-        (unhandled_runs, other.unhandled_runs),
-        (inclusive_ns, other.inclusive_ns),
-        (self_ns, other.self_ns),
-        (completions, other.completions),
-        (child_runs, other.child_runs),
-        (child_unhandled_runs, other.child_unhandled_runs),
-        (child_completions, other.child_completions),
-    ] {
-        *count = change(*count, by);
-    }
-    *repeated_runs = match (*repeated_runs, other.repeated_runs) {
-        (Some(count), Some(by)) => Some(change(count, by)),
-        _ => None,
-    };
-}
-
-fn subtract(line: &mut LineCounts, earlier: &LineCounts) {
-    change(line, earlier, u64::saturating_sub);
-}
-
-fn add(line: &mut LineCounts, more: &LineCounts) {
-    change(line, more, u64::saturating_add);
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-    use crate::host::topology::Disk;
-
-    fn line(irq: u32, action: &str, kind: LineKind) -> LineCounts {
-        LineCounts {
-            irq,
-            action: action.to_owned(),
-            kind,
-            controller: None,
-            disk: None,
-            path: None,
-            parent_irq: None,
-            depth0_runs: 1,
-            nested_runs: 0,
-            unhandled_runs: 0,
-            repeated_runs: None,
-            inclusive_ns: 0,
-            self_ns: 0,
-            completions: 0,
-            child_runs: 0,
-            child_unhandled_runs: 0,
-            child_completions: 0,
-        }
-    }
-
-    fn topology(disks: &[&str]) -> Topology {
-        let disk = |name: &&str| Disk {
-            name: (*name).to_owned(),
-            address: PciAddress("10000:01:00.0".into()),
-            path: DiskPath::VmdBypass,
-            controller: Some(PciAddress("0000:97:00.5".into())),
-            model: None,
-            numa_node: None,
-            namespaces: Vec::new(),
-            queues: Vec::new(),
-            lines: Vec::new(),
-        };
-        Topology {
-            disks: disks.iter().map(disk).collect(),
-            ..Topology::default()
-        }
-    }
-
-    #[test]
-    fn a_line_keeps_its_owner_when_the_disk_is_gone() {
-        let mut owners = Owners::default();
-        let mut counters = Counters {
-            lines: vec![line(40, "nvme0q1", LineKind::Nvme)],
-            cpus: Vec::new(),
-        };
-        owners.assign(&mut counters, || topology(&["nvme0"]));
-        owners.changed(|| counters.lines.clone());
-        counters.lines = vec![line(40, "nvme0q1", LineKind::Nvme)];
-        owners.assign(&mut counters, || topology(&[]));
-        assert_eq!(counters.lines[0].disk.as_deref(), Some("nvme0"));
-        assert_eq!(counters.lines[0].path, Some(DiskPath::VmdBypass));
-    }
-
-    #[test]
-    fn sysfs_is_read_for_news_only() {
-        let reads = Cell::new(0);
-        let read = || {
-            reads.set(reads.get() + 1);
-            topology(&["nvme0"])
-        };
-        let mut owners = Owners::default();
-        let mut lines = vec![
-            line(40, "nvme0q1", LineKind::Nvme),
-            line(9, "virtio0", LineKind::Watched),
-        ];
-        for expected in [1, 1] {
-            owners.assign(
-                &mut Counters {
-                    lines: lines.clone(),
-                    cpus: Vec::new(),
-                },
-                read,
-            );
-            assert_eq!(reads.get(), expected);
-        }
-        lines.push(line(41, "nvme5q1", LineKind::Nvme));
-        for expected in [2, 2] {
-            owners.assign(
-                &mut Counters {
-                    lines: lines.clone(),
-                    cpus: Vec::new(),
-                },
-                read,
-            );
-            assert_eq!(reads.get(), expected, "an unknown line is a reason once");
-        }
-        owners.changed(|| lines.clone());
-        owners.assign(
-            &mut Counters {
-                lines,
-                cpus: Vec::new(),
-            },
-            read,
-        );
-        assert_eq!(reads.get(), 3);
-    }
-
-    /// What a disk's owner had counted: by controller and path.
-    fn depth0(counters: &Counters) -> Vec<(Option<&str>, Option<DiskPath>, u64)> {
-        let mut counts: Vec<_> = counters
-            .lines
-            .iter()
-            .map(|line| {
-                (
-                    line.controller.as_ref().map(|it| it.0.as_str()),
-                    line.path,
-                    line.depth0_runs,
-                )
-            })
-            .collect();
-        counts.sort();
-        counts
-    }
-
-    #[test]
-    fn counts_stay_with_the_owner_they_were_counted_for() {
-        let mut direct = topology(&["nvme0"]);
-        direct.disks[0].controller = None;
-        direct.disks[0].path = DiskPath::Direct;
-        let counted = |runs| {
-            let mut line = line(40, "nvme0q1", LineKind::Nvme);
-            line.depth0_runs = runs;
-            vec![line]
-        };
-        let mut owners = Owners::default();
-        let mut at = |runs, topology: &Topology, changed_at: Option<u64>| {
-            if let Some(runs) = changed_at {
-                owners.changed(|| counted(runs));
-                // A burst: only the first of them draws the line.
-                owners.changed(|| panic!("counted again"));
-            }
-            let mut counters = Counters {
-                lines: counted(runs),
-                cpus: Vec::new(),
-            };
-            owners.assign(&mut counters, || topology.clone());
-            counters
-        };
-        let vmd = topology(&["nvme0"]);
-        let bypass = (Some("0000:97:00.5"), Some(DiskPath::VmdBypass));
-        let alone = (None, Some(DiskPath::Direct));
-        assert_eq!(depth0(&at(5, &vmd, None)), [(bypass.0, bypass.1, 5)]);
-        // Another disk took the name: 6 were counted when that was noticed.
-        let counters = at(9, &direct, Some(6));
-        assert_eq!(
-            depth0(&counters),
-            [(alone.0, alone.1, 3), (bypass.0, bypass.1, 6)]
-        );
-        // And back: what each had, it keeps.
-        let counters = at(20, &vmd, Some(12));
-        assert_eq!(
-            depth0(&counters),
-            [
-                (alone.0, alone.1, 6),
-                (bypass.0, bypass.1, 6),
-                (bypass.0, bypass.1, 8)
-            ]
-        );
-        assert_eq!(
-            counters
-                .lines
-                .iter()
-                .map(|line| line.depth0_runs)
-                .sum::<u64>(),
-            20
-        );
-        let counters = at(25, &direct, Some(25));
-        assert_eq!(
-            depth0(&counters),
-            [
-                (alone.0, alone.1, 0),
-                (alone.0, alone.1, 6),
-                (bypass.0, bypass.1, 19)
-            ]
-        );
+    fn cpus_changed(&self) {
+        self.tell_places();
     }
 }

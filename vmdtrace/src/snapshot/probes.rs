@@ -9,6 +9,12 @@ pub const IRQ_HANDLER_ENTRY: &str = "irq_handler_entry";
 pub const IRQ_HANDLER_EXIT: &str = "irq_handler_exit";
 /// Raw tracepoint of an NVMe completion.
 pub const NVME_SQ: &str = "nvme_sq";
+/// Raw tracepoint of the end of a block request.
+pub const BLOCK_RQ_COMPLETE: &str = "block_rq_complete";
+/// Not a hook: whether the CPU that a request was made on can be told.
+pub const PLACEMENT: &str = "placement";
+/// Not a hook: whether times of completions are sampled.
+pub const COMPLETION_TIMES: &str = "completion_times";
 /// Not a hook: whether runs that the kernel repeated can be told.
 pub const REPEATED_RUNS: &str = "repeated_runs";
 /// Not a hook: whether the time in handlers is measured (see
@@ -22,6 +28,12 @@ pub struct Counted {
     pub handler_time: bool,
     pub repeated_runs: bool,
     pub completions: bool,
+    /// Where completions land.
+    pub placement: bool,
+    /// From the start of requests to their completion.
+    pub latency: bool,
+    /// From the completion of requests to their end.
+    pub handling: bool,
 }
 
 impl Snapshot {
@@ -55,19 +67,25 @@ impl Snapshot {
         let state = |name| self.probe(name).map(|probe| probe.state);
         let interrupts = self.interrupt_accounting().is_ok();
         let lines = &self.counters.lines;
+        let attached = |name| state(name) == Some(ProbeState::Attached);
+        // Not applicable: no NVMe driver is loaded, so nothing completes.
+        let completions = matches!(
+            state(NVME_SQ),
+            Some(ProbeState::Attached | ProbeState::NotApplicable)
+        );
+        let latency = interrupts && completions && attached(COMPLETION_TIMES);
         Counted {
             interrupts,
             handler_time: interrupts
                 && matches!(state(HANDLER_TIME), None | Some(ProbeState::Attached)),
             // One line that cannot tell makes every sum unknown.
             repeated_runs: interrupts
-                && lines.iter().all(|line| line.repeated_runs.is_some())
-                && state(REPEATED_RUNS) == Some(ProbeState::Attached),
-            // Not applicable: no NVMe driver is loaded, so nothing completes.
-            completions: matches!(
-                state(NVME_SQ),
-                Some(ProbeState::Attached | ProbeState::NotApplicable)
-            ),
+                && lines.iter().all(|line| line.counts.repeated_runs.is_some())
+                && attached(REPEATED_RUNS),
+            completions,
+            placement: interrupts && completions && attached(PLACEMENT),
+            latency,
+            handling: latency && attached(BLOCK_RQ_COMPLETE),
         }
     }
 }

@@ -20,6 +20,9 @@ pub trait SnapshotSource: Send + Sync {
     /// A PCI or NVMe device came, went or changed its driver: what was learned
     /// of interrupt lines may be stale, and the topology must be read again.
     fn topology_changed(&self);
+
+    /// A CPU came or went: where completions land is to be told anew.
+    fn cpus_changed(&self);
 }
 
 /// Why a Snapshot could not be taken. The error inside says what was read and

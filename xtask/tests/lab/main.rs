@@ -18,6 +18,7 @@ mod guest;
 mod late_modules;
 mod leftovers;
 mod native;
+mod placement;
 mod server;
 mod shared;
 mod shell;
@@ -155,6 +156,7 @@ fn main() -> ExitCode {
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());
     trials.extend(native::trials());
+    trials.extend(placement::trials());
     trials.extend(shell::trials());
     trials.extend(soak::trials());
     trials.extend(systemd::trials());

@@ -160,7 +160,7 @@ fn ours(snapshot: &Snapshot) -> HashMap<u32, Ours> {
             repeated: Some(0),
         });
         sum.runs = sum.runs.saturating_add(line.hardware_interrupts());
-        sum.repeated = match (sum.repeated, line.repeated_runs) {
+        sum.repeated = match (sum.repeated, line.counts.repeated_runs) {
             (Some(sum), Some(more)) => Some(sum.saturating_add(more)),
             _ => None,
         };

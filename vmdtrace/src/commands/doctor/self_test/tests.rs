@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::host::topology::{Disk, DiskPath, PciAddress, Topology};
-use crate::snapshot::{Counters, Host, LineCounts, Probe, probes};
+use crate::snapshot::{Counters, Host, LineCounts, Probe, RunCounts, probes};
 
 /// A host with one disk, whose line the kernel counts in a file.
 struct MadeUp {
@@ -109,19 +109,14 @@ impl SnapshotSource for MadeUp {
                     disk: Some("nvme0".to_owned()),
                     path: Some(self.path),
                     parent_irq: None,
-                    // Of these, 3 were repeated, all before the window.
-                    depth0_runs: 1003 + self.by_us * elapsed,
-                    nested_runs: 0,
-                    unhandled_runs: 0,
-                    repeated_runs: self.repeats_known.then_some(3),
-                    inclusive_ns: 0,
-                    self_ns: 0,
-                    completions: 0,
-                    child_runs: 0,
-                    child_unhandled_runs: 0,
-                    child_completions: 0,
+                    counts: RunCounts {
+                        // Of these, 3 were repeated, all before the window.
+                        depth0_runs: 1003 + self.by_us * elapsed,
+                        repeated_runs: self.repeats_known.then_some(3),
+                        ..RunCounts::default()
+                    },
                 }],
-                cpus: Vec::new(),
+                ..Counters::default()
             },
             probes: [
                 probes::IRQ_HANDLER_ENTRY,
@@ -136,6 +131,8 @@ impl SnapshotSource for MadeUp {
     fn attach_pending(&self) {}
 
     fn topology_changed(&self) {}
+
+    fn cpus_changed(&self) {}
 }
 
 #[test]
