@@ -1,6 +1,7 @@
-//! The eBPF programs: interrupt handlers ([`irq`]) and NVMe completions
-//! ([`completion`]). What they count is decided in `vmdtrace_common`; here are
-//! only the hooks, the maps and, in [`kernel`], the reads of kernel memory.
+//! The eBPF programs: interrupt handlers ([`irq`]), NVMe completions
+//! ([`completion`]) and bios ([`bio`]). What they count is decided in `vmdtrace_common`; here are
+//! only the hooks, the maps and, in [`kernel`] and [`bio_kernel`], the reads of
+//! kernel memory.
 
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 #![cfg_attr(target_arch = "bpf", feature(core_intrinsics))]
@@ -9,6 +10,8 @@
     expect(internal_features, reason = "the only way to an atomic add on BPF")
 )]
 
+mod bio;
+mod bio_kernel;
 mod completion;
 mod irq;
 mod kernel;

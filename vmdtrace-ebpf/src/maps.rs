@@ -4,6 +4,7 @@
 use aya_ebpf::{bindings::BPF_F_MMAPABLE, btf_maps::Array, btf_maps::Queue, macros::btf_map};
 use vmdtrace_common::{
     CpuBank, LineCell, LineEntry, NameTable, Place,
+    bio_cells::{BioBank, BioCall, BioSet, CALLS, SETS},
     samples::{DISKS, DiskSamples, PENDING, Pending},
 };
 
@@ -40,6 +41,22 @@ pub(crate) static SAMPLES: Array<DiskSamples, { DISKS as usize }, MAPPED> = Arra
 /// Sampled completions whose end is awaited.
 #[btf_map]
 pub(crate) static PENDING_ENDS: Array<Pending, { PENDING as usize }> = Array::new();
+
+/// By CPU number.
+#[btf_map]
+pub(crate) static BIO_BANKS: Array<BioBank, 1, MAPPED> = Array::new();
+
+/// By slot.
+#[btf_map]
+pub(crate) static BIO_SETS: Array<BioSet, { SETS as usize }, MAPPED> = Array::new();
+
+/// Calls that are open, by the low bits of the thread's number.
+#[btf_map]
+pub(crate) static BIO_CALLS: Array<BioCall, { CALLS as usize }> = Array::new();
+
+/// `vmdtrace_common::bio::regime`: one word.
+#[btf_map]
+pub(crate) static BIO_REGIMES: Array<u64, 1, MAPPED> = Array::new();
 
 /// Calls of vmd_irq by interrupt number, for the self-test: of one element where
 /// that is not run.

@@ -41,7 +41,6 @@ impl SnapshotSource for FakeSource {
             topology: Topology::default(),
             counters: Counters {
                 lines: vec![vector()],
-                cpus: Vec::new(),
                 ..Counters::default()
             },
             probes: [probes::IRQ_HANDLER_ENTRY, probes::IRQ_HANDLER_EXIT]

@@ -11,6 +11,7 @@
 //!
 //! Every family is described in docs/metrics.md; a test compares the two.
 
+mod bio;
 mod collector;
 mod family;
 mod host;
@@ -59,6 +60,7 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
     let Counters {
         lines,
         cpus,
+        bio,
         samples: _,
         other_samples: _,
     } = counters;
@@ -73,5 +75,6 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
     placement::add(topology, counters, owned, each_disk, counted, &mut families);
     lines::add_watched(lines, counted, &mut families);
     lines::add_cpus(cpus, counted, &mut families);
+    bio::add(bio, counted.bio, &mut families);
     families
 }

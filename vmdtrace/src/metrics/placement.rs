@@ -140,6 +140,7 @@ fn add_times(
     let Counters {
         lines: _,
         cpus: _,
+        bio: _,
         samples,
         other_samples,
     } = counters;

@@ -12,7 +12,11 @@ use std::{
 };
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
-use vmdtrace_common::{CpuBank, LineCell, NameTable, Place, samples::DiskSamples};
+use vmdtrace_common::{
+    CpuBank, LineCell, NameTable, Place,
+    bio_cells::{BioBank, BioSet},
+    samples::DiskSamples,
+};
 
 /// An element of a mapped array.
 ///
@@ -25,6 +29,10 @@ pub unsafe trait Element: Copy {}
 unsafe impl Element for CpuBank {}
 // SAFETY: as above.
 unsafe impl Element for LineCell {}
+// SAFETY: as above.
+unsafe impl Element for BioBank {}
+// SAFETY: as above.
+unsafe impl Element for BioSet {}
 // SAFETY: as above.
 unsafe impl Element for DiskSamples {}
 // SAFETY: as above; one word.

@@ -7,12 +7,14 @@
 //! - [`counts`]: map elements -> counters.
 //! - [`object`]: the embedded eBPF object.
 //! - [`names`]: action-name patterns -> the automaton the programs step through.
+//! - [`bio`]: the programs for bios, and what they must know of the kernel.
 //! - [`kernel`], [`btf`]: offsets and addresses of the running kernel.
 //! - [`mapped`]: arrays mapped into this process.
 //! - [`messages`]: the programs' rare messages, to the log.
 //! - [`vmd_irq`]: a kprobe that only the self-test uses.
 //! - [`privileges`], [`fdinfo`]: what we may do, and what the kernel skipped.
 
+pub mod bio;
 pub mod btf;
 pub mod counts;
 pub mod fdinfo;

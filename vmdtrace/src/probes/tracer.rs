@@ -13,12 +13,14 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use thiserror::Error;
 use vmdtrace_common::{
     CpuBank, LineCell, LineEntry, NameTable, Place,
+    bio_cells::{BioBank, BioCall, BioSet, CALLS, SETS},
     cells::kind,
     samples::{self, Pending},
 };
 
 use super::{
-    counts::{cpu_counts, line_counts, sample_counts},
+    bio::{self, BioLayout},
+    counts::{bio_counts, cpu_counts, line_counts, sample_counts},
     hook::{self, Hook},
     kernel::{KernelLayout, Missing},
     mapped::MappedArray,
@@ -29,7 +31,9 @@ use super::{
 use crate::host::{HostError, Lockdown, Roots};
 use crate::snapshot::{
     Counters, DiskSamples, Probe, ProbeState, SampleCounts,
-    probes::{BLOCK_RQ_COMPLETE, COMPLETION_TIMES, HANDLER_TIME, PLACEMENT, REPEATED_RUNS},
+    probes::{
+        BIO_CONTEXT, BLOCK_RQ_COMPLETE, COMPLETION_TIMES, HANDLER_TIME, PLACEMENT, REPEATED_RUNS,
+    },
     source::Level,
 };
 
@@ -46,11 +50,11 @@ pub struct Sizes {
 
 impl Sizes {
     /// Sizes for a host with this many possible CPUs and this highest interrupt
-    /// number: room for a quarter more lines, and for 4,096 that come later (a VMD
+    /// number: room for a sixteenth more lines, and for 4,096 that come later (a VMD
     /// loaded after the start brings dozens of lines a disk).
     #[must_use]
     pub fn for_host(cpus: u32, max_irq: u32) -> Self {
-        let lines = max_irq.saturating_add(max_irq / 4).saturating_add(4096);
+        let lines = max_irq.saturating_add(max_irq / 16).saturating_add(4096);
         Self {
             cpus: cpus.max(1),
             interrupts: lines,
@@ -68,6 +72,9 @@ impl Sizes {
             + self.cpus as usize * size_of::<Place>()
             + samples::DISKS as usize * size_of::<samples::DiskSamples>()
             + samples::PENDING as usize * size_of::<Pending>()
+            + self.cpus as usize * size_of::<BioBank>()
+            + SETS as usize * size_of::<BioSet>()
+            + CALLS as usize * size_of::<BioCall>()
     }
 }
 
@@ -132,11 +139,13 @@ impl LoadError {
     }
 }
 
-/// The probes as they are where nothing could be loaded.
+/// The probes as they are where nothing could be loaded on a kernel of this layout.
 #[must_use]
-pub fn unloaded(error: &LoadError) -> Vec<Probe> {
-    let hooks = PROGRAMS.iter().map(|it| (it.name, it.hook.mechanism()));
-    hooks
+pub fn unloaded(error: &LoadError, layout: &KernelLayout) -> Vec<Probe> {
+    let programs = PROGRAMS.map(Attachment::new).into_iter();
+    programs
+        .chain(bio::programs(&layout.bio))
+        .map(|one| (one.name(), one.mechanism()))
         .chain(CAPABILITIES)
         .map(|(name, mechanism)| {
             capability(name, mechanism, (error.state(), Some(error.to_string())))
@@ -157,6 +166,11 @@ pub struct Tracer {
     banks: MappedArray<CpuBank>,
     places: MappedArray<Place>,
     samples: MappedArray<samples::DiskSamples>,
+    bio_banks: MappedArray<BioBank>,
+    bio_sets: MappedArray<BioSet>,
+    bio_regimes: MappedArray<u64>,
+    /// Or why bios cannot be followed.
+    bio_layout: Result<BioLayout, String>,
     options: Options,
     /// Why repeated runs cannot be told, if so.
     repeats_unknown: Option<Missing>,
@@ -221,7 +235,8 @@ impl Tracer {
 
         let (count, repeats_unknown) = known(layout.interrupt_count);
         let kstat = count.map_or(0, |count| count.kstat);
-        let per_cpu_offset = count.map_or(0, |count| count.per_cpu_offset);
+        let per_cpu_offset = layout.per_cpu_offset.unwrap_or_default();
+        let bio_layout = layout.bio;
         let irqs_sum = count.map_or(0, |count| count.irqs_sum);
         let timing = u32::from(options.level == Level::Timing);
         let (submitter, placement_unknown) = known(layout.submitter);
@@ -234,7 +249,9 @@ impl Tracer {
         let request_start = request_start.unwrap_or(0);
         let sizes = options.sizes;
         let btf = Btf::from_sys_fs().ok();
-        let mut ebpf = EbpfLoader::new()
+        let mut loader = EbpfLoader::new();
+        BioLayout::set(bio_layout.as_ref().ok(), &mut loader);
+        let mut ebpf = loader
             .btf(btf.as_ref())
             .override_global("ACTION_NAME_OFFSET", &action_name, true)
             .override_global("KSTAT_ADDRESS", &kstat, true)
@@ -251,6 +268,7 @@ impl Tracer {
             .map_max_entries("BANKS", sizes.cpus)
             .map_max_entries("PLACES", sizes.cpus)
             .map_max_entries("FREE_SLOTS", sizes.slots)
+            .map_max_entries("BIO_BANKS", sizes.cpus)
             .load(object)
             .map_err(|error: EbpfError| LoadError::Load(error.into()))?;
 
@@ -261,6 +279,9 @@ impl Tracer {
             banks: map(&ebpf, "BANKS", sizes.cpus)?,
             places: map(&ebpf, "PLACES", sizes.cpus)?,
             samples: map(&ebpf, "SAMPLES", samples::DISKS)?,
+            bio_banks: map(&ebpf, "BIO_BANKS", sizes.cpus)?,
+            bio_sets: map(&ebpf, "BIO_SETS", SETS as u32)?,
+            bio_regimes: map(&ebpf, "BIO_REGIMES", 1)?,
             options,
             repeats_unknown,
             placement_unknown,
@@ -271,10 +292,12 @@ impl Tracer {
                     // Ends are of no use without samples.
                     .filter(|program| samples || program.name != BLOCK_RQ_COMPLETE)
                     .map(Attachment::new)
+                    .chain(bio::programs(&bio_layout))
                     .collect(),
                 ebpf,
                 armed: false,
             }),
+            bio_layout,
         };
         tracer.verify(btf.as_ref())?;
         Ok(tracer)
@@ -401,6 +424,15 @@ impl Tracer {
                 .zip(0..)
                 .map(|(bank, cpu)| cpu_counts(cpu, &bank))
                 .collect(),
+            bio: bio_counts(
+                self.bio_banks.iter(),
+                &self.bio_sets.iter().collect::<Vec<_>>(),
+                self.bio_layout
+                    .as_ref()
+                    .ok()
+                    .and_then(|layout| layout.cache),
+                self.bio_regimes.get(0).unwrap_or_default(),
+            ),
         }
     }
 
@@ -424,11 +456,16 @@ impl Tracer {
                 Some("--level counters reads no clock".to_owned()),
             ),
         };
+        let context = match &self.bio_layout {
+            Ok(layout) => layout.context().err(),
+            Err(reason) => Some(reason.clone().into()),
+        };
         let states = [
             supported(&self.repeats_unknown),
             timed((ProbeState::Attached, None)),
             supported(&self.placement_unknown),
             timed(supported(&self.starts_unknown)),
+            supported(&context),
         ];
         for ((name, mechanism), state) in CAPABILITIES.into_iter().zip(states) {
             probes.push(capability(name, mechanism, state));
@@ -470,11 +507,12 @@ fn check(options: &Options) -> Result<Box<NameTable>, LoadError> {
 }
 
 /// What is in the probe list without a hook of its own, and by what it is told.
-const CAPABILITIES: [(&str, &str); 4] = [
+const CAPABILITIES: [(&str, &str); 5] = [
     (REPEATED_RUNS, "kstat.irqs_sum"),
     (HANDLER_TIME, "bpf_ktime_get_ns"),
     (PLACEMENT, "request.mq_ctx"),
     (COMPLETION_TIMES, "request.start_time_ns"),
+    (BIO_CONTEXT, "preempt_count"),
 ];
 
 /// What is known, or else why not.
@@ -540,8 +578,13 @@ mod tests {
 
     #[test]
     fn what_was_not_loaded_is_listed_with_the_reason() {
-        let blocked = unloaded(&LoadError::Privileges("CAP_BPF".to_owned()));
-        assert_eq!(blocked.len(), PROGRAMS.len() + CAPABILITIES.len());
+        let layout = KernelLayout::read(&Roots {
+            sysfs: "/nonexistent".into(),
+            procfs: "/nonexistent".into(),
+        });
+        let blocked = unloaded(&LoadError::Privileges("CAP_BPF".to_owned()), &layout);
+        let bios = bio::programs(&layout.bio).len();
+        assert_eq!(blocked.len(), PROGRAMS.len() + bios + CAPABILITIES.len());
         for probe in &blocked {
             assert_eq!(probe.state, ProbeState::Blocked, "{probe:?}");
             assert!(probe.reason.as_deref().unwrap().contains("CAP_BPF"));

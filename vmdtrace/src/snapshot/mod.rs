@@ -3,6 +3,7 @@
 //! Snapshots alone. Totals are computed here from their parts, never kept
 //! twice.
 
+pub mod bio;
 pub mod live;
 mod owners;
 pub mod probes;
@@ -10,6 +11,8 @@ pub mod source;
 
 use serde::{Deserialize, Serialize};
 use vmdtrace_common::samples::{BUCKETS, FIRST_BITS};
+
+pub use bio::BioCounts;
 
 use crate::host::topology::{DiskPath, PciAddress, Topology};
 
@@ -320,6 +323,8 @@ pub struct Counters {
     pub samples: Vec<DiskSamples>,
     /// Of completions outside any handler, and of disks that are not told apart.
     pub other_samples: SampleCounts,
+    #[serde(default)]
+    pub bio: BioCounts,
 }
 
 /// The one state a probe is in.

@@ -267,6 +267,7 @@ impl Owners {
                 lines,
                 samples,
                 cpus: _,
+                bio: _,
                 other_samples: _,
             } = counted();
             self.lines.draw_boundary(lines);
@@ -280,6 +281,7 @@ impl Owners {
             lines,
             samples,
             cpus: _,
+            bio: _,
             other_samples: _,
         } = counters;
         let news = self.lines.has_unheard_of(lines) || self.samples.has_unheard_of(samples);

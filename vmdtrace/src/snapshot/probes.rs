@@ -21,6 +21,19 @@ pub const REPEATED_RUNS: &str = "repeated_runs";
 /// [`Level`](super::source::Level)). Measured unless this says otherwise.
 pub const HANDLER_TIME: &str = "handler_time";
 
+/// Start of `bio_alloc_bioset`, where the kernel has caches of bios.
+pub const BIO_ALLOC_BIOSET_ENTRY: &str = "bio_alloc_bioset_entry";
+/// Its return.
+pub const BIO_ALLOC_BIOSET_EXIT: &str = "bio_alloc_bioset_exit";
+/// The same where it takes three arguments, before 5.18.
+pub const BIO_ALLOC_BIOSET_EXIT_3_ARGS: &str = "bio_alloc_bioset_exit_3_args";
+pub const BIO_ALLOC_IRQ_CACHE_SPLICE: &str = "bio_alloc_irq_cache_splice";
+pub const BIO_KMALLOC: &str = "bio_kmalloc";
+pub const BIO_PUT: &str = "bio_put";
+pub const BIO_UNINIT: &str = "bio_uninit";
+/// Not a hook: whether the context that frees a bio can be told.
+pub const BIO_CONTEXT: &str = "bio_context";
+
 /// Which of the counters mean anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
@@ -34,6 +47,20 @@ pub struct Counted {
     pub latency: bool,
     /// From the completion of requests to their end.
     pub handling: bool,
+    pub bio: BioCounted,
+}
+
+/// Which of the counters of bios mean anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BioCounted {
+    pub allocations: bool,
+    pub kmallocs: bool,
+    /// Frees of bios of a set.
+    pub frees: bool,
+    /// Frees of bios of no set.
+    pub kfrees: bool,
+    /// Contexts of frees.
+    pub contexts: bool,
 }
 
 impl Snapshot {
@@ -86,6 +113,31 @@ impl Snapshot {
             placement: interrupts && completions && attached(PLACEMENT),
             latency,
             handling: latency && attached(BLOCK_RQ_COMPLETE),
+            bio: self.bio_counted(),
+        }
+    }
+
+    fn bio_counted(&self) -> BioCounted {
+        let attached = |name| {
+            self.probe(name)
+                .is_some_and(|probe| probe.state == ProbeState::Attached)
+        };
+        // Where there is a start to be seen it has to be: without it, whatever a
+        // cache may have served is of no class.
+        let has_start = self.probe(BIO_ALLOC_BIOSET_ENTRY).is_some();
+        let old = attached(BIO_ALLOC_BIOSET_EXIT_3_ARGS);
+        BioCounted {
+            allocations: old
+                || attached(BIO_ALLOC_BIOSET_EXIT)
+                    && (!has_start || attached(BIO_ALLOC_BIOSET_ENTRY)),
+            kmallocs: old || attached(BIO_KMALLOC),
+            frees: attached(BIO_PUT),
+            kfrees: attached(if self.probe(BIO_UNINIT).is_some() {
+                BIO_UNINIT
+            } else {
+                BIO_PUT
+            }),
+            contexts: attached(BIO_CONTEXT),
         }
     }
 }

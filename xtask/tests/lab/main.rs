@@ -10,6 +10,8 @@
     reason = "a test fails by panicking"
 )]
 
+mod bio;
+mod bio_counts;
 mod demo;
 mod device;
 mod doctor;
@@ -151,6 +153,9 @@ fn main() -> ExitCode {
     trials.extend(server_trials);
     let (table, exact_trials) = exact::trials();
     trials.extend(exact_trials);
+    let (bios, bio_trials) = bio::trials();
+    trials.extend(bio_trials);
+    trials.extend(bio_counts::trials());
     trials.extend(device::trials());
     trials.extend(doctor::trials());
     trials.extend(late_modules::trials());
@@ -171,6 +176,7 @@ fn main() -> ExitCode {
     arguments.test_threads = Some(if slots == 1 { 1 } else { trials.len() });
     let conclusion = libtest_mimic::run(&arguments, trials);
     table.print();
+    bios.print();
     // Ends what is still running.
     drop((demo, servers));
     conclusion.exit_code()

@@ -105,7 +105,7 @@ fn examine<S: SnapshotSource>(
     });
     let examined = match opened {
         Ok(source) => with_probes(&source, args, &roots, &facts)?,
-        Err(error) => without_probes(error, args, &roots),
+        Err(error) => without_probes(error, args, &roots, &facts),
     };
     Ok(report(&facts, examined))
 }
@@ -131,7 +131,7 @@ fn with_probes(
     })
 }
 
-fn without_probes(error: anyhow::Error, args: &Args, roots: &Roots) -> Examined {
+fn without_probes(error: anyhow::Error, args: &Args, roots: &Roots, facts: &Facts) -> Examined {
     let reason = format!("no program could be loaded: {error:#}");
     let error = error.downcast::<LoadError>().unwrap_or_else(|error| {
         // Before anything is loaded, the host is asked how large it is.
@@ -141,7 +141,7 @@ fn without_probes(error: anyhow::Error, args: &Args, roots: &Roots) -> Examined 
     });
     Examined {
         counts_interrupts: false,
-        probes: unloaded(&error),
+        probes: unloaded(&error, &facts.layout),
         topology: host::read(roots),
         self_test: args
             .self_test

@@ -4,7 +4,7 @@ use super::checks::HIDDEN_SYMBOLS;
 use super::facts::{Facts, names};
 use super::report::ProbeReport;
 use crate::host::Capability;
-use crate::snapshot::probes::{HANDLER_TIME, REPEATED_RUNS};
+use crate::snapshot::probes::{BIO_CONTEXT, HANDLER_TIME, REPEATED_RUNS};
 use crate::snapshot::{Probe, ProbeState};
 
 /// Whatever probes there are.
@@ -40,7 +40,7 @@ fn needed(probe: &Probe, facts: &Facts) -> Vec<Capability> {
     } else {
         facts.for_programs()
     };
-    if probe.name == REPEATED_RUNS {
+    if [REPEATED_RUNS, BIO_CONTEXT].contains(&probe.name.as_str()) {
         needed.push(Capability::Syslog);
     }
     needed
@@ -57,11 +57,11 @@ fn remedy(probe: &Probe, facts: &Facts, needed: &[Capability]) -> Option<String>
         ProbeState::NotApplicable => None,
         ProbeState::Unsupported => Some("another kernel: this one lacks it".to_owned()),
         ProbeState::Blocked
-            if probe.name == REPEATED_RUNS
-                && facts
-                    .lacks(&facts.for_programs())
-                    .is_none_or(|it| it.is_empty())
-                && facts.layout.interrupt_count.is_err() =>
+            if facts
+                .layout
+                .per_cpu_offset
+                .as_ref()
+                .is_err_and(|hidden| hidden.reason == reason) =>
         {
             Some(HIDDEN_SYMBOLS.to_owned())
         }
