@@ -37,6 +37,9 @@ impl SnapshotSource for FakeSource {
     fn snapshot(&self) -> Result<Snapshot, SnapshotError> {
         Ok(Snapshot {
             taken_ns: 0,
+            counting_since_ns: None,
+            detail: Default::default(),
+            activity: None,
             host: Host::default(),
             topology: Topology::default(),
             counters: Counters {

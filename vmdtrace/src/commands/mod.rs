@@ -2,6 +2,8 @@
 
 pub mod doctor;
 pub mod output;
+pub mod record;
+pub mod replay;
 pub mod serve;
 pub mod topology;
 

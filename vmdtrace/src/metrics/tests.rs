@@ -4,7 +4,7 @@ use prometheus::{TextEncoder, proto::Bucket};
 
 use super::*;
 use crate::host::topology::{
-    Controller, Disk, DiskPath, Mode, PciAddress, Topology, Vector, VectorUse,
+    Controller, Disk, DiskPath, Machine, Mode, PciAddress, Topology, Vector, VectorUse,
 };
 use crate::snapshot::bio::{
     BioAllocations, BioContext, BioDestination, BioFrees, BioPurpose, BioRegime,
@@ -46,6 +46,7 @@ fn controller(address: &str, mode: Mode) -> Controller {
         action: remaps.then(|| "vmd0".to_owned()),
         domain: Some(if remaps { "10000" } else { "10001" }.to_owned()),
         numa_node: remaps.then_some(0),
+        iommu: None,
         mode,
         mode_evidence: Vec::new(),
         vectors: if remaps {
@@ -74,6 +75,9 @@ fn disk(name: &str, path: DiskPath, controller: Option<&str>, model: &str) -> Di
         controller: controller.map(|address| PciAddress(address.to_owned())),
         model: Some(model.to_owned()),
         numa_node: None,
+        iommu: None,
+        link: None,
+        port: None,
         namespaces: Vec::new(),
         queues: Vec::new(),
         lines: Vec::new(),
@@ -101,6 +105,7 @@ fn topology() -> Topology {
             ),
             disk("nvme2", DiskPath::Direct, None, &"x".repeat(200)),
         ],
+        machine: Machine::default(),
         problems: vec!["/sys/class/nvme/nvme9: permission denied".to_owned()],
     }
 }
@@ -459,6 +464,9 @@ fn bio() -> BioCounts {
 fn snapshot() -> Snapshot {
     Snapshot {
         taken_ns: 1,
+        counting_since_ns: None,
+        detail: Default::default(),
+        activity: None,
         host: Host {
             kernel: "6.12.0".to_owned(),
             possible_cpus: 2,

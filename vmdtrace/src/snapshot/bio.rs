@@ -100,6 +100,11 @@ impl BioAllocations {
 
     /// Adds the counts of another slot of the same name.
     pub fn add(&mut self, more: &Self) {
+        self.combine(more, u64::saturating_add);
+    }
+
+    /// Combines every counter with its like in `other` by `change`.
+    pub fn combine(&mut self, other: &Self, mut change: impl FnMut(u64, u64) -> u64) {
         let Self {
             set: _,
             purpose: _,
@@ -116,19 +121,19 @@ impl BioAllocations {
             unpaired,
         } = self;
         for (count, by) in [
-            (hits_own, more.hits_own),
-            (hits_splice, more.hits_splice),
-            (misses_empty, more.misses_empty),
-            (misses_below_threshold, more.misses_below_threshold),
-            (misses_reserve, more.misses_reserve),
-            (without_cache, more.without_cache),
-            (with_many_vectors, more.with_many_vectors),
-            (without_flag, more.without_flag),
-            (failed, more.failed),
-            (ambiguous, more.ambiguous),
-            (unpaired, more.unpaired),
+            (hits_own, other.hits_own),
+            (hits_splice, other.hits_splice),
+            (misses_empty, other.misses_empty),
+            (misses_below_threshold, other.misses_below_threshold),
+            (misses_reserve, other.misses_reserve),
+            (without_cache, other.without_cache),
+            (with_many_vectors, other.with_many_vectors),
+            (without_flag, other.without_flag),
+            (failed, other.failed),
+            (ambiguous, other.ambiguous),
+            (unpaired, other.unpaired),
         ] {
-            *count = count.saturating_add(by);
+            *count = change(*count, by);
         }
     }
 }

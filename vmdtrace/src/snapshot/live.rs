@@ -6,12 +6,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use nix::time::{ClockId, clock_gettime};
 
 use super::{
-    Host, Snapshot,
+    Detail, Host, Snapshot,
     owners::Owners,
     source::{SnapshotError, SnapshotSource, SourceOptions},
 };
 use crate::{
-    host::{self, Roots},
+    host::{self, Roots, activity::Activity},
     probes::{Options, Sizes, Tracer, messages},
 };
 
@@ -21,11 +21,13 @@ pub struct Live {
     tracer: Tracer,
     roots: Roots,
     host: Host,
+    activity: bool,
+    counting_since_ns: Option<u64>,
     owners: Mutex<Owners>,
 }
 
 impl Live {
-    fn new(tracer: Tracer, roots: Roots, possible_cpus: u32) -> Self {
+    fn new(tracer: Tracer, roots: Roots, possible_cpus: u32, activity: bool) -> Self {
         let kernel = std::fs::read_to_string(roots.procfs.join("sys/kernel/osrelease"));
         let host = Host {
             kernel: kernel.unwrap_or_default().trim().to_owned(),
@@ -35,6 +37,8 @@ impl Live {
             tracer,
             roots,
             host,
+            activity,
+            counting_since_ns: now_ns().ok(),
             owners: Mutex::new(Owners::default()),
         }
     }
@@ -48,6 +52,7 @@ impl Live {
             roots,
             also_lines,
             level,
+            activity,
         } = options;
         let possible_cpus = host::possible_cpus(roots)?;
         let tracer = Tracer::load(Options {
@@ -59,7 +64,7 @@ impl Live {
         if let Some(logger) = tracer.take_logger() {
             messages::pass_on(logger)?;
         }
-        let live = Self::new(tracer, roots.clone(), possible_cpus);
+        let live = Self::new(tracer, roots.clone(), possible_cpus, *activity);
         live.tell_places();
         live.tracer.attach();
         Ok(live)
@@ -78,17 +83,24 @@ impl Live {
 
 impl SnapshotSource for Live {
     fn snapshot(&self) -> Result<Snapshot, SnapshotError> {
-        let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map_err(SnapshotError::new)?;
+        let taken_ns = now_ns().map_err(SnapshotError::new)?;
         let mut counters = self.tracer.counters();
         let probes = self.tracer.probes();
         let mut owners = self.owners();
         owners.assign(&mut counters, || host::read(&self.roots));
+        let topology = owners.topology();
+        let activity = self
+            .activity
+            .then(|| Activity::read(&self.roots, &topology));
         Ok(Snapshot {
-            taken_ns: std::time::Duration::from(now).as_nanos() as u64,
+            taken_ns,
+            counting_since_ns: self.counting_since_ns,
+            detail: Detail::Lines,
             host: self.host.clone(),
-            topology: owners.topology(),
+            topology,
             counters,
             probes,
+            activity,
         })
     }
 
@@ -104,4 +116,10 @@ impl SnapshotSource for Live {
     fn cpus_changed(&self) {
         self.tell_places();
     }
+}
+
+/// `CLOCK_BOOTTIME`, in nanoseconds.
+fn now_ns() -> nix::Result<u64> {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME)?;
+    Ok(std::time::Duration::from(now).as_nanos() as u64)
 }

@@ -63,6 +63,27 @@ pub struct BioCounted {
     pub contexts: bool,
 }
 
+impl BioCounted {
+    /// What both say.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let Self {
+            allocations,
+            kmallocs,
+            frees,
+            kfrees,
+            contexts,
+        } = self;
+        Self {
+            allocations: allocations && other.allocations,
+            kmallocs: kmallocs && other.kmallocs,
+            frees: frees && other.frees,
+            kfrees: kfrees && other.kfrees,
+            contexts: contexts && other.contexts,
+        }
+    }
+}
+
 impl Snapshot {
     /// The probe of this name.
     #[must_use]

@@ -44,6 +44,9 @@ pub struct SourceOptions {
     /// Globs of action names: further lines to watch.
     pub also_lines: Vec<String>,
     pub level: Level,
+    /// Whether Snapshots hold the kernel's own counts of CPUs and disks, too.
+    /// They cost more than all the rest: for recordings and diagnoses.
+    pub activity: bool,
 }
 
 /// How much is measured; the cost follows it.

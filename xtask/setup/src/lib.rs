@@ -140,7 +140,7 @@ impl Setup {
         fuzzers::check(self)
     }
 
-    /// Builds a fuzz target of the emulated device, one of [`FUZZERS`].
+    /// Builds a fuzz target, one of [`FUZZERS`].
     pub fn fuzzer(&self, name: &'static str) -> Result<Fuzzer> {
         fuzzers::build(self, name)
     }

@@ -21,6 +21,7 @@ mod late_modules;
 mod leftovers;
 mod native;
 mod placement;
+mod recordings;
 mod server;
 mod shared;
 mod shell;
@@ -162,6 +163,7 @@ fn main() -> ExitCode {
     trials.extend(leftovers::trials());
     trials.extend(native::trials());
     trials.extend(placement::trials());
+    trials.extend(recordings::trials());
     trials.extend(shell::trials());
     trials.extend(soak::trials());
     trials.extend(systemd::trials());

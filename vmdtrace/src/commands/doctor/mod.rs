@@ -102,6 +102,7 @@ fn examine<S: SnapshotSource>(
         roots: roots.clone(),
         also_lines: Vec::new(),
         level: Level::default(),
+        activity: false,
     });
     let examined = match opened {
         Ok(source) => with_probes(&source, args, &roots, &facts)?,

@@ -97,6 +97,9 @@ mod tests {
             controller: None,
             model: None,
             numa_node: None,
+            iommu: None,
+            link: None,
+            port: None,
             namespaces: Vec::new(),
             queues: Vec::new(),
             lines,
@@ -111,6 +114,7 @@ mod tests {
             action: Some("vmd0".to_owned()),
             domain: None,
             numa_node: None,
+            iommu: None,
             mode,
             mode_evidence: Vec::new(),
             vectors: vec![Vector {
@@ -139,7 +143,7 @@ mod tests {
                 ),
                 disk("nvme3", DiskPath::VmdUnknown, vec![line(60, &["nvme3q1"])]),
             ],
-            problems: Vec::new(),
+            ..Topology::default()
         };
         let found = Lines::of(&topology);
         let irqs = |lines: &[Line]| lines.iter().map(|line| line.irq).collect::<Vec<_>>();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::host::topology::{Disk, DiskPath, PciAddress, Topology};
-use crate::snapshot::{Counters, Host, LineCounts, Probe, RunCounts, probes};
+use crate::snapshot::{Counters, Detail, Host, LineCounts, Probe, RunCounts, probes};
 
 /// A host with one disk, whose line the kernel counts in a file.
 struct MadeUp {
@@ -79,6 +79,9 @@ impl SnapshotSource for MadeUp {
         };
         Ok(Snapshot {
             taken_ns: 0,
+            counting_since_ns: None,
+            detail: Detail::default(),
+            activity: None,
             host: Host::default(),
             topology: Topology {
                 disks: vec![Disk {
@@ -88,6 +91,9 @@ impl SnapshotSource for MadeUp {
                     controller: None,
                     model: None,
                     numa_node: None,
+                    iommu: None,
+                    link: None,
+                    port: None,
                     namespaces: Vec::new(),
                     queues: Vec::new(),
                     lines: vec![host::topology::Line {
