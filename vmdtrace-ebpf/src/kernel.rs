@@ -12,7 +12,7 @@ use vmdtrace_common::{
     samples::{DiskSamples, Pending, pending_index},
 };
 
-use crate::maps::{BANKS, CELLS, LINES, NAMES, PENDING_ENDS, PLACES, SAMPLES};
+use crate::maps::{BANKS, CELLS, LINES, NAMES, PENDING_ENDS, PLACES, SAMPLES, VMD_IRQ_CALLS};
 
 // Set by the loader from the running kernel's BTF and kallsyms.
 
@@ -151,6 +151,15 @@ pub(crate) fn cell(slot: u32) -> Option<&'static mut LineCell> {
     let cell = CELLS.get_ptr_mut(slot)?;
     // SAFETY: as above; a slot belongs to one interrupt number.
     Some(unsafe { &mut *cell })
+}
+
+/// Calls of vmd_irq for an interrupt number.
+#[inline(always)]
+pub(crate) fn vmd_irq_calls(irq: u32) -> Option<&'static mut u64> {
+    let calls = VMD_IRQ_CALLS.get_ptr_mut(irq)?;
+    // SAFETY: an element of a map lives as long as the program; the kernel runs
+    // one number's handlers on one CPU at a time.
+    Some(unsafe { &mut *calls })
 }
 
 #[inline(always)]

@@ -16,6 +16,7 @@ mod completion;
 mod irq;
 mod kernel;
 mod maps;
+mod self_test;
 
 /// Lets the kernel's GPL-only helpers be called.
 #[unsafe(link_section = "license")]

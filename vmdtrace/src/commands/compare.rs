@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 
-use super::diagnose::{Output, print, recorded, thresholds};
+use super::diagnose::{print, recorded, thresholds};
+use super::output::Output;
 use crate::diagnose::Diagnosis;
 use crate::diagnose::compare::relative_error;
 use crate::diagnose::picture::Picture;

@@ -3,15 +3,14 @@
 
 mod text;
 
-use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use clap::ValueEnum;
 
-use super::serve::directory;
+use super::directory;
+use super::output::{self, Output};
 use crate::diagnose::Diagnosis;
 use crate::diagnose::picture::Picture;
 use crate::diagnose::recorded::{Recorded, turn};
@@ -52,14 +51,6 @@ pub struct Args {
     /// Where procfs is mounted
     #[arg(long = "path.procfs", value_name = "DIR", default_value = "/proc", value_parser = directory)]
     procfs: PathBuf,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(super) enum Output {
-    /// For people, 100 columns wide
-    Text,
-    /// For programs: picture and findings as one object
-    Json,
 }
 
 fn time(text: &str) -> Result<Duration, String> {
@@ -152,10 +143,5 @@ pub(super) fn print(diagnosis: &Diagnosis, output: Output) -> anyhow::Result<()>
                 + "\n"
         }
     };
-    let mut out = io::stdout().lock();
-    match out.write_all(shown.as_bytes()).and_then(|()| out.flush()) {
-        // The reader (`head`, a pager) has seen enough.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        result => result.context("cannot write to standard output"),
-    }
+    output::print(&shown)
 }

@@ -11,6 +11,7 @@
 //! - [`kernel`], [`btf`]: offsets and addresses of the running kernel.
 //! - [`mapped`]: arrays mapped into this process.
 //! - [`messages`]: the programs' rare messages, to the log.
+//! - [`vmd_irq`]: a kprobe that only the self-test uses.
 //! - [`privileges`], [`fdinfo`]: what we may do, and what the kernel skipped.
 
 pub mod bio;
@@ -26,5 +27,6 @@ pub mod object;
 pub mod privileges;
 pub mod programs;
 pub mod tracer;
+pub mod vmd_irq;
 
 pub use tracer::{LoadError, Options, Sizes, Tracer};

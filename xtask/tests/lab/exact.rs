@@ -16,8 +16,8 @@ use xtask_lab::{
 };
 use xtask_setup::KERNELS;
 
-use crate::kernel_test;
 use crate::server::{PATIENCE, Readings, Server, by_irq, compare_lines, completions};
+use crate::{doctor, kernel_test};
 
 const DISKS: u8 = 2;
 const READS: u64 = 300;
@@ -519,6 +519,7 @@ fn counts_are_exact(artifacts: &Artifacts, kind: &Kind, table: &Table) {
             let text = error.to_string();
             assert!(text.contains("ended (exit status 1)"), "{text}");
             assert!(text.contains("lockdown=integrity"), "no remedy: {text}");
+            doctor::sees_nothing(&server.guest, None, "lockdown=integrity");
             table.add([Row {
                 kernel: kernel.clone(),
                 kind: kind.name,

@@ -14,6 +14,7 @@ mod bio;
 mod bio_counts;
 mod demo;
 mod device;
+mod doctor;
 mod exact;
 mod guest;
 mod late_modules;
@@ -157,6 +158,7 @@ fn main() -> ExitCode {
     trials.extend(bio_trials);
     trials.extend(bio_counts::trials());
     trials.extend(device::trials());
+    trials.extend(doctor::trials());
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());
     trials.extend(native::trials());
