@@ -12,7 +12,7 @@ use libtest_mimic::Trial;
 use vmd_device::{Config, DeviceId, FirstBus, Mode, Service};
 use xtask_lab::{
     Artifacts, GuestCommand, GuestConfig, GuestDisk, Iommu, Sample, Verified, Verify,
-    disk_of_action, is_vmd_action, native_serial,
+    disk_of_action, experiment, is_vmd_action, native_serial,
 };
 use xtask_setup::KERNELS;
 
@@ -495,10 +495,11 @@ fn measure(server: &Server, kernel: &str, kind: &Kind, vmds: &[Vmd]) -> Vec<Row>
         "vmdtrace_handler_resent_total",
         "vmdtrace_lost_frames_total",
     ] {
-        // Not every kernel counts what its probes missed. Those of bios may be
-        // interrupted by themselves.
+        // Not every kernel counts what its probes missed.
         let of = |readings: &Readings| {
-            let wanted = |sample: &Sample| !sample.label("probe").starts_with("bio_");
+            let wanted = |sample: &Sample| {
+                sample.label("probe").is_empty() || experiment::counts_interrupts(sample)
+            };
             readings.daemon.sum(metric, wanted)
         };
         if of(&after) != of(&before) {

@@ -11,7 +11,6 @@
 )]
 
 mod bio;
-mod bio_counts;
 mod demo;
 mod device;
 mod doctor;
@@ -156,7 +155,6 @@ fn main() -> ExitCode {
     trials.extend(exact_trials);
     let (bios, bio_trials) = bio::trials();
     trials.extend(bio_trials);
-    trials.extend(bio_counts::trials());
     trials.extend(device::trials());
     trials.extend(doctor::trials());
     trials.extend(late_modules::trials());
