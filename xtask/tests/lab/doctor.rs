@@ -21,7 +21,9 @@ const KERNELS_PAGE: &str = include_str!("../../../docs/kernels.md");
 /// Heading of the page's table of probes.
 const TABLE: &str = "## Which probe is in which state";
 
-const CPUS: u32 = 2;
+/// One, since doctor hooks and unhooks functions while the load runs: with two, an
+/// emulated 7.3 once died of it (docs/kernels.md, "Hooking functions under load").
+const CPUS: u32 = 1;
 
 /// What doctor said.
 struct Said {
@@ -146,7 +148,7 @@ fn config() -> GuestConfig {
     GuestConfig {
         cpus: CPUS,
         // The kernel counts for CPUs that are not there.
-        absent_cpus: 2,
+        absent_cpus: 3,
         native_disks: 1,
         controllers: vec![
             controller(DeviceId::Remap201d, "R"),
