@@ -5,36 +5,23 @@
     reason = "tests may; clippy's own exemption leaves out their helpers"
 )]
 
-use std::process::{Command, Output};
+mod program;
 
-fn vmdtrace(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_vmdtrace"))
-        .args(arguments)
-        .output()
-        .unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
+use program::{text, vmdtrace};
 
 #[test]
 fn tells_its_version() {
     let output = vmdtrace(&["--version"]);
     assert_eq!(output.status.code(), Some(0));
     let version = concat!("vmdtrace ", env!("CARGO_PKG_VERSION"), "\n");
-    assert_eq!(String::from_utf8(output.stdout).unwrap(), version);
+    assert_eq!(text(&output.stdout), version);
 }
 
 #[test]
 fn help_documents_the_exit_codes() {
     let output = vmdtrace(&["--help"]);
     assert_eq!(output.status.code(), Some(0));
-    assert!(
-        String::from_utf8(output.stdout)
-            .unwrap()
-            .contains("Exit codes:")
-    );
+    assert!(text(&output.stdout).contains("Exit codes:"));
 }
 
 #[test]
@@ -63,7 +50,7 @@ fn a_wrong_value_is_one_clear_error() {
         ("--log.format=xml", ["--log.format", "json"]),
     ] {
         let output = vmdtrace(&["serve", argument]);
-        let text = stderr(&output);
+        let text = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{text}");
         assert_eq!(text.matches("error:").count(), 1, "{text}");
         for part in parts {

@@ -6,23 +6,16 @@
     reason = "tests may; clippy's own exemption leaves out their helpers"
 )]
 
+mod program;
+
 use std::fs;
-use std::process::{Command, Output};
+use std::process::Output;
+
+use program::{text, vmdtrace};
 
 fn case(name: &str) -> String {
     let root = env!("CARGO_MANIFEST_DIR");
     format!("{root}/tests/recordings/cases/{name}.vmdtrace")
-}
-
-fn vmdtrace(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_vmdtrace"))
-        .args(arguments)
-        .output()
-        .unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
 }
 
 fn succeeded(output: &Output) -> String {

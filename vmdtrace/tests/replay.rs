@@ -5,29 +5,21 @@
     reason = "tests may; clippy's own exemption leaves out their helpers"
 )]
 
+mod program;
+
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use program::{text, vmdtrace};
 
 const RECORDING: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/tests/recordings/version-1.vmdtrace"
 );
-
-fn vmdtrace(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_vmdtrace"))
-        .args(arguments)
-        .output()
-        .unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
 
 #[test]
 fn the_topology_of_a_recording() {

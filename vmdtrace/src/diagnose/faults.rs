@@ -203,14 +203,8 @@ fn bios(regime: BioRegime, hits: u64, misses: u64, others: u64, frees: (u64, u64
         hits_own: hits / 2,
         hits_splice: hits - hits / 2,
         misses_empty: misses,
-        misses_below_threshold: 0,
-        misses_reserve: 0,
-        without_cache: 0,
-        with_many_vectors: 0,
         without_flag: others,
-        failed: 0,
-        ambiguous: 0,
-        unpaired: 0,
+        ..BioAllocations::default()
     }];
     let free = |destination, context, count| BioFrees {
         destination,

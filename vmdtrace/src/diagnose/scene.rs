@@ -258,17 +258,8 @@ impl Scene {
             Some(Bios::Cache) => counts.allocations.push(BioAllocations {
                 set: "fs_bio_set".to_owned(),
                 purpose: BioPurpose::Passthrough,
-                hits_own: 0,
                 hits_splice: all,
-                misses_empty: 0,
-                misses_below_threshold: 0,
-                misses_reserve: 0,
-                without_cache: 0,
-                with_many_vectors: 0,
-                without_flag: 0,
-                failed: 0,
-                ambiguous: 0,
-                unpaired: 0,
+                ..BioAllocations::default()
             }),
             Some(Bios::Kmalloc) => counts.kmallocs = all,
             None => {}

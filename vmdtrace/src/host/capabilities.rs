@@ -83,10 +83,7 @@ impl Capabilities {
 /// Reads what this process may do.
 pub fn capabilities(roots: &Roots) -> Result<Capabilities, HostError> {
     let path = roots.procfs.join("self/status");
-    let text = match files::read_text(&path) {
-        Ok(text) => text,
-        Err(source) => return Err(HostError::Unreadable { path, source }),
-    };
+    let text = files::required_text(&path)?;
     let Some(effective) = text.lines().find_map(|line| line.strip_prefix("CapEff:")) else {
         return Err(HostError::Nonsense {
             path,

@@ -1,6 +1,7 @@
 //! The kernel's own count of an interrupt line.
 
-use super::{HostError, NumberList, Roots, files};
+use super::number_list::possible_list;
+use super::{HostError, Roots, files};
 
 /// How many CPUs the kernel lists in a line's count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,18 +11,7 @@ impl PossibleCpus {
     /// # Errors
     /// If the list of possible CPUs cannot be read or understood.
     pub fn read(roots: &Roots) -> Result<Self, HostError> {
-        let path = roots.sysfs.join("devices/system/cpu/possible");
-        let text = match files::read_text(&path) {
-            Ok(text) => text,
-            Err(source) => return Err(HostError::Unreadable { path, source }),
-        };
-        match NumberList::parse(&text) {
-            Ok(list) => Ok(Self(list.count())),
-            Err(error) => Err(HostError::Nonsense {
-                path,
-                what: error.to_string(),
-            }),
-        }
+        possible_list(roots).map(|list| Self(list.count()))
     }
 }
 
@@ -33,10 +23,7 @@ impl PossibleCpus {
 /// bytes at most, which are not enough for the counts of some 400 CPUs.
 pub fn line_count(roots: &Roots, irq: u32, cpus: PossibleCpus) -> Result<u32, HostError> {
     let path = roots.sysfs.join(format!("kernel/irq/{irq}/per_cpu_count"));
-    let text = match files::read_text(&path) {
-        Ok(text) => text,
-        Err(source) => return Err(HostError::Unreadable { path, source }),
-    };
+    let text = files::required_text(&path)?;
     let nonsense = |what: String| HostError::Nonsense {
         path: path.clone(),
         what,

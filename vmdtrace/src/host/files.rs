@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::OFlag;
 use nix::libc;
 
-use super::printable::printable;
+use super::{HostError, printable::printable};
 
 /// A sysfs attribute is at most one page; `/proc` files read here are a few
 /// kilobytes. Anything longer is not what it should be.
@@ -170,6 +170,14 @@ impl Files {
         }
         problems
     }
+}
+
+/// As [`read_text`], where nothing can be said without the file.
+pub(super) fn required_text(path: &Path) -> Result<String, HostError> {
+    read_text(path).map_err(|source| HostError::Unreadable {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// The file's text, trimmed; an error for what is too long.

@@ -124,22 +124,26 @@ pub(super) fn number(text: &str) -> Option<u32> {
     text.parse().ok()
 }
 
+/// Where the kernel lists every CPU that it may ever have.
+const POSSIBLE: &str = "devices/system/cpu/possible";
+
+/// That list.
+pub(super) fn possible_list(roots: &Roots) -> Result<NumberList, HostError> {
+    let path = roots.sysfs.join(POSSIBLE);
+    NumberList::parse(&files::required_text(&path)?).map_err(|error| HostError::Nonsense {
+        path,
+        what: error.to_string(),
+    })
+}
+
 /// How many CPUs per-CPU data must have room for: the highest possible CPU
 /// plus one (possible CPUs may have gaps).
 pub fn possible_cpus(roots: &Roots) -> Result<u32, HostError> {
-    let path = roots.sysfs.join("devices/system/cpu/possible");
-    let text = match files::read_text(&path) {
-        Ok(text) => text,
-        Err(source) => return Err(HostError::Unreadable { path, source }),
-    };
-    let nonsense = |what: String| HostError::Nonsense {
-        path: path.clone(),
-        what,
-    };
-    let list = NumberList::parse(&text).map_err(|error| nonsense(error.to_string()))?;
-    list.max()
-        .map(|max| max + 1)
-        .ok_or_else(|| nonsense("lists no CPU".to_owned()))
+    let max = possible_list(roots)?.max();
+    max.map(|max| max + 1).ok_or_else(|| HostError::Nonsense {
+        path: roots.sysfs.join(POSSIBLE),
+        what: "lists no CPU".to_owned(),
+    })
 }
 
 #[cfg(test)]

@@ -254,6 +254,27 @@ pub struct Disk {
     pub lines: Vec<Line>,
 }
 
+#[cfg(test)]
+impl Disk {
+    /// A disk of which nothing else is known.
+    pub(crate) fn bare(name: &str, address: &str, path: DiskPath) -> Self {
+        Self {
+            name: name.to_owned(),
+            address: PciAddress(address.to_owned()),
+            path,
+            controller: None,
+            model: None,
+            numa_node: None,
+            iommu: None,
+            link: None,
+            port: None,
+            namespaces: Vec::new(),
+            queues: Vec::new(),
+            lines: Vec::new(),
+        }
+    }
+}
+
 /// One VMD controller.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Controller {

@@ -61,26 +61,14 @@ fn controller(address: &str, mode: Mode) -> Controller {
 }
 
 fn disk(name: &str, path: DiskPath, controller: Option<&str>, model: &str) -> Disk {
+    let address = match controller {
+        Some(_) => "10000:01:00.0",
+        None => "0000:03:00.0",
+    };
     Disk {
-        name: name.to_owned(),
-        address: PciAddress(
-            if controller.is_some() {
-                "10000:01:00.0"
-            } else {
-                "0000:03:00.0"
-            }
-            .to_owned(),
-        ),
-        path,
         controller: controller.map(|address| PciAddress(address.to_owned())),
         model: Some(model.to_owned()),
-        numa_node: None,
-        iommu: None,
-        link: None,
-        port: None,
-        namespaces: Vec::new(),
-        queues: Vec::new(),
-        lines: Vec::new(),
+        ..Disk::bare(name, address, path)
     }
 }
 
@@ -393,17 +381,7 @@ fn allocations(set: &str, purpose: BioPurpose) -> BioAllocations {
     BioAllocations {
         set: set.to_owned(),
         purpose,
-        hits_own: 0,
-        hits_splice: 0,
-        misses_empty: 0,
-        misses_below_threshold: 0,
-        misses_reserve: 0,
-        without_cache: 0,
-        with_many_vectors: 0,
-        without_flag: 0,
-        failed: 0,
-        ambiguous: 0,
-        unpaired: 0,
+        ..BioAllocations::default()
     }
 }
 

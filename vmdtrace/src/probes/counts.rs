@@ -198,7 +198,7 @@ pub fn bio_counts(
             }
             by_name
                 .entry((counts.set.clone(), counts.purpose))
-                .and_modify(|sum| sum.add(&counts))
+                .and_modify(|sum| sum.combine(&counts, u64::saturating_add))
                 .or_insert(counts);
         }
     }

@@ -20,7 +20,9 @@ pub enum BioRegime {
 }
 
 /// What a bio was allocated for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum BioPurpose {
     /// File systems and block devices.
@@ -29,11 +31,12 @@ pub enum BioPurpose {
     Passthrough,
     PassthroughPolled,
     /// This kernel does not tell when it allocates.
+    #[default]
     Unknown,
 }
 
 /// Allocations of one set of bios for one purpose, each in exactly one class.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BioAllocations {
     /// `fs_bio_set`, `blkdev_dio_pool`, the name of its slab, or `other`.
     pub set: String,
@@ -96,11 +99,6 @@ impl BioAllocations {
         ]
         .into_iter()
         .fold(0, |sum, count| sum.saturating_add(*count))
-    }
-
-    /// Adds the counts of another slot of the same name.
-    pub fn add(&mut self, more: &Self) {
-        self.combine(more, u64::saturating_add);
     }
 
     /// Combines every counter with its like in `other` by `change`.

@@ -234,16 +234,8 @@ fn bios_are_subtracted_by_set_and_by_destination() {
         set: set.to_owned(),
         purpose: BioPurpose::Block,
         hits_own,
-        hits_splice: 0,
         misses_empty: 1,
-        misses_below_threshold: 0,
-        misses_reserve: 0,
-        without_cache: 0,
-        with_many_vectors: 0,
-        without_flag: 0,
-        failed: 0,
-        ambiguous: 0,
-        unpaired: 0,
+        ..BioAllocations::default()
     };
     let frees = |count| BioFrees {
         destination: BioDestination::OwnList,

@@ -91,18 +91,8 @@ mod tests {
 
     fn disk(name: &str, path: DiskPath, lines: Vec<topology::Line>) -> Disk {
         Disk {
-            name: name.to_owned(),
-            address: PciAddress("10000:01:00.0".to_owned()),
-            path,
-            controller: None,
-            model: None,
-            numa_node: None,
-            iommu: None,
-            link: None,
-            port: None,
-            namespaces: Vec::new(),
-            queues: Vec::new(),
             lines,
+            ..Disk::bare(name, "10000:01:00.0", path)
         }
     }
 

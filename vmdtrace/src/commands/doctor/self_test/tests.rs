@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
-use crate::host::topology::{Disk, DiskPath, PciAddress, Topology};
+use crate::host::topology::{Disk, DiskPath, Topology};
 use crate::snapshot::{Counters, Detail, Host, LineCounts, Probe, RunCounts, probes};
 
 /// A host with one disk, whose line the kernel counts in a file.
@@ -85,17 +85,6 @@ impl SnapshotSource for MadeUp {
             host: Host::default(),
             topology: Topology {
                 disks: vec![Disk {
-                    name: "nvme0".to_owned(),
-                    address: PciAddress("0000:01:00.0".to_owned()),
-                    path: self.path,
-                    controller: None,
-                    model: None,
-                    numa_node: None,
-                    iommu: None,
-                    link: None,
-                    port: None,
-                    namespaces: Vec::new(),
-                    queues: Vec::new(),
                     lines: vec![host::topology::Line {
                         irq: 40,
                         actions: vec!["nvme0q1".to_owned()],
@@ -103,6 +92,7 @@ impl SnapshotSource for MadeUp {
                         parent_irq: None,
                         effective_affinity: None,
                     }],
+                    ..Disk::bare("nvme0", "0000:01:00.0", self.path)
                 }],
                 ..Topology::default()
             },
