@@ -10,10 +10,12 @@
 
 pub mod accounting;
 pub mod cells;
+pub mod loss;
 #[cfg(any(test, feature = "model"))]
 pub mod model;
 pub mod names;
 
 pub use accounting::{Taken, World, completion, enter, exit};
 pub use cells::{CpuBank, Frame, LineCell, LineEntry};
+pub use loss::{DiskKey, DiskLosses, LossTotals, RequestLayout};
 pub use names::{Name, NameTable};

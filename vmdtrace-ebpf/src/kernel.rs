@@ -4,12 +4,14 @@
 use core::ffi::c_void;
 
 use aya_ebpf::helpers::{
-    bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_probe_read_kernel,
+    bpf_get_current_pid_tgid, bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_probe_read_kernel,
     generated::bpf_probe_read_kernel_str,
 };
-use vmdtrace_common::{CpuBank, LineCell, LineEntry, Name, NameTable};
+use vmdtrace_common::{
+    CpuBank, DiskKey, DiskLosses, LineCell, LineEntry, LossTotals, Name, NameTable, RequestLayout,
+};
 
-use crate::maps::{BANKS, CELLS, LINES, NAMES};
+use crate::maps::{BANKS, CELLS, LINES, LOSS_TOTALS, LOSSES, NAMES, REQUEST_LAYOUT, TIMING_OUT};
 
 // Set by the loader from the running kernel's BTF and kallsyms.
 
@@ -122,6 +124,85 @@ pub(crate) fn cell(slot: u32) -> Option<&'static mut LineCell> {
 #[inline(always)]
 pub(crate) fn name_table() -> Option<&'static NameTable> {
     NAMES.get(0)
+}
+
+/// What tells the current task from every other: thread and process number.
+#[inline(always)]
+pub(crate) fn task() -> u64 {
+    bpf_get_current_pid_tgid()
+}
+
+#[inline(always)]
+fn read<T>(address: u64) -> Option<T> {
+    // SAFETY: the helper checks the address and fails where it cannot be read.
+    unsafe { bpf_probe_read_kernel(address as *const T) }.ok()
+}
+
+/// The disk of a `struct request` of the NVMe PCI driver.
+#[inline(always)]
+pub(crate) fn disk_of_request(request: u64) -> DiskKey {
+    let mut key = DiskKey::default();
+    let Some(layout) = REQUEST_LAYOUT.get(0) else {
+        return key;
+    };
+    if layout.known & RequestLayout::NUMBER != 0 {
+        let instance = read::<u64>(request + u64::from(layout.controller))
+            .and_then(|it| read::<u32>(it + u64::from(layout.instance)));
+        if let Some(instance) = instance {
+            key.number = instance.wrapping_add(1);
+            return key;
+        }
+    }
+    if layout.known & RequestLayout::BLOCK_DEVICE == 0 {
+        return key;
+    }
+    let mut disk = read::<u64>(request + u64::from(layout.disk));
+    if layout.disk_of_queue != 0 {
+        disk = disk.and_then(|queue| read(queue + u64::from(layout.disk_of_queue)));
+    }
+    // The admin queue's requests have none.
+    let Some(disk) = disk.filter(|disk| *disk != 0) else {
+        return key;
+    };
+    let name = disk + u64::from(layout.disk_name);
+    let size = size_of_val(&key.block_device) as u32;
+    // SAFETY: the helper checks the address; at most `size` bytes are written.
+    let _zeros_where_it_fails = unsafe {
+        bpf_probe_read_kernel_str(
+            (&raw mut key.block_device).cast(),
+            size,
+            name as *const c_void,
+        )
+    };
+    key
+}
+
+/// The request whose time-out this task handles.
+#[inline(always)]
+pub(crate) fn request_timing_out(task: u64) -> Option<u64> {
+    // SAFETY: copied at once; only the task itself changes its entry.
+    unsafe { TIMING_OUT.get(task) }.copied()
+}
+
+/// What was counted for a disk; None if the map is full.
+#[inline(always)]
+pub(crate) fn losses(key: &DiskKey) -> Option<&'static mut DiskLosses> {
+    if LOSSES.get_ptr(key).is_none() {
+        const BPF_NOEXIST: u64 = 1;
+        // Another CPU may be first: then it is there all the same.
+        let _there_or_full = LOSSES.insert(key, DiskLosses::default(), BPF_NOEXIST);
+    }
+    let losses = LOSSES.get_ptr_mut(key)?;
+    // SAFETY: entries are never removed; their words are only added to, atomically.
+    Some(unsafe { &mut *losses })
+}
+
+#[inline(always)]
+pub(crate) fn loss_totals() -> Option<&'static mut LossTotals> {
+    let totals = LOSS_TOTALS.get_ptr_mut(0)?;
+    // SAFETY: an element of a map lives as long as the program; its words are
+    // only added to, atomically.
+    Some(unsafe { &mut *totals })
 }
 
 /// Adds 1 where another run on the same CPU may do so in between. The result

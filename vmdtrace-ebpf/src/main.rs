@@ -1,5 +1,5 @@
-//! The eBPF programs: interrupt handlers ([`irq`]) and NVMe completions
-//! ([`completion`]). What they count is decided in `vmdtrace_common`; here are
+//! The eBPF programs: interrupt handlers ([`irq`]), NVMe completions
+//! ([`completion`]) and time-outs ([`loss`]). What they count is decided in `vmdtrace_common`; here are
 //! only the hooks, the maps and, in [`kernel`], the reads of kernel memory.
 
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
@@ -12,6 +12,7 @@
 mod completion;
 mod irq;
 mod kernel;
+mod loss;
 mod maps;
 
 /// Lets the kernel's GPL-only helpers be called.

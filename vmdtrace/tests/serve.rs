@@ -31,6 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 struct FakeSource {
     attach_pending: AtomicUsize,
     topology_changed: AtomicUsize,
+    closed: AtomicUsize,
 }
 
 impl SnapshotSource for FakeSource {
@@ -41,7 +42,7 @@ impl SnapshotSource for FakeSource {
             topology: Topology::default(),
             counters: Counters {
                 lines: vec![vector()],
-                cpus: Vec::new(),
+                ..Counters::default()
             },
             probes: [probes::IRQ_HANDLER_ENTRY, probes::IRQ_HANDLER_EXIT]
                 .map(attached)
@@ -55,6 +56,10 @@ impl SnapshotSource for FakeSource {
 
     fn topology_changed(&self) {
         self.topology_changed.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn close(&self) {
+        self.closed.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -103,6 +108,7 @@ fn serves_until_sigterm_and_sleeps_between_scrapes() {
         "--also-lines=virtio*",
         "--metrics.lines",
         "--level=counters",
+        "--no-kprobes",
         "--log.level=warn",
     ];
     let Command::Serve(args) = Cli::try_parse_from(arguments).unwrap().command else {
@@ -116,6 +122,7 @@ fn serves_until_sigterm_and_sleeps_between_scrapes() {
             serve::run(args, |options| {
                 assert_eq!(options.also_lines, ["virtio*"]);
                 assert_eq!(options.level, Level::Counters);
+                assert!(!options.kprobes);
                 Ok(opened)
             })
         })
@@ -155,6 +162,7 @@ fn serves_until_sigterm_and_sleeps_between_scrapes() {
     }
     assert!(daemon.is_finished(), "SIGTERM did not stop it");
     daemon.join().unwrap().unwrap();
+    assert_eq!(source.closed.load(Ordering::SeqCst), 1);
     assert_eq!(get(first, "/healthz"), None);
 }
 

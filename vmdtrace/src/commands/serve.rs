@@ -43,6 +43,10 @@ pub struct Args {
     #[arg(long = "metrics.lines")]
     metrics_lines: bool,
 
+    /// Export what is summed up by controller, such as time-outs, for every disk, too.
+    #[arg(long = "metrics.disks")]
+    metrics_disks: bool,
+
     /// Watch other interrupt lines, too, by action name (the last column of
     /// /proc/interrupts), such as 'eth0-*'. May be given more than once.
     #[arg(long, value_name = "GLOB", value_parser = clap::builder::NonEmptyStringValueParser::new())]
@@ -51,6 +55,10 @@ pub struct Args {
     /// How much is measured: `counters` reads no clock and costs less.
     #[arg(long, value_enum, default_value_t)]
     level: Level,
+
+    /// Make no kprobes: time-outs and lost interrupts are then not counted.
+    #[arg(long)]
+    no_kprobes: bool,
 
     /// Where sysfs is mounted.
     #[arg(long = "path.sysfs", value_name = "DIR", default_value = "/sys", value_parser = directory)]
@@ -93,8 +101,10 @@ where
         listen_addresses,
         max_requests,
         metrics_lines,
+        metrics_disks,
         also_lines,
         level,
+        no_kprobes,
         sysfs,
         procfs,
         log_level,
@@ -105,6 +115,7 @@ where
         roots: Roots { sysfs, procfs },
         also_lines,
         level,
+        kprobes: !no_kprobes,
     })?;
     log_host(&source.snapshot()?);
     let listeners = listen_addresses
@@ -118,6 +129,7 @@ where
 
     let detail = Detail {
         lines: metrics_lines,
+        disks: metrics_disks,
     };
 
     // One thread drives everything; scrapes run on blocking threads. Those are
@@ -128,7 +140,13 @@ where
         .thread_keep_alive(Duration::from_secs(3600))
         .build()
         .context("cannot start the asynchronous runtime")?;
-    let result = runtime.block_on(serve_until_signal(listeners, source, detail, limits));
+    let result = runtime.block_on(serve_until_signal(
+        listeners,
+        Arc::clone(&source),
+        detail,
+        limits,
+    ));
+    source.close();
     // A scrape that hangs in the kernel must not hold up the exit.
     runtime.shutdown_background();
     result

@@ -16,6 +16,7 @@ mod each_line;
 mod family;
 mod host;
 mod lines;
+mod loss;
 mod probes;
 mod process;
 #[cfg(test)]
@@ -32,12 +33,17 @@ pub use collector::{CONTENT_TYPE, ScrapeError, SnapshotCollector, scrape};
 pub struct Detail {
     /// The counters of every interrupt line beside the sums per disk.
     pub lines: bool,
+    /// What is otherwise summed up by controller, for every disk.
+    pub disks: bool,
 }
 
 /// The families of one Snapshot. Families without a series are left out.
 #[must_use]
 pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
-    let Detail { lines: each_line } = detail;
+    let Detail {
+        lines: each_line,
+        disks: each_disk,
+    } = detail;
     let Snapshot {
         taken_ns: _,
         host,
@@ -50,7 +56,11 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
         kernel: _,
         possible_cpus: _,
     } = host;
-    let Counters { lines, cpus } = counters;
+    let Counters {
+        lines,
+        cpus,
+        losses,
+    } = counters;
     let counted = snapshot.counted();
 
     let mut families = Vec::new();
@@ -62,5 +72,6 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
     }
     lines::add_watched(lines, counted, &mut families);
     lines::add_cpus(cpus, counted, &mut families);
+    loss::add(topology, losses, each_disk, counted, &mut families);
     families
 }

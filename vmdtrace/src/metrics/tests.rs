@@ -4,12 +4,17 @@ use super::*;
 use crate::host::topology::{
     Controller, Disk, DiskPath, Mode, PciAddress, Topology, Vector, VectorUse,
 };
-use crate::snapshot::{CpuCounts, LineCounts, LineKind, Probe, ProbeState, probes};
+use crate::snapshot::{
+    CpuCounts, DiskLosses, LineCounts, LineKind, LossCounts, Losses, Probe, ProbeState, probes,
+};
 
 const REMAP: &str = "0000:97:00.5";
 const BYPASS: &str = "0000:e2:00.5";
 
-const LINES: Detail = Detail { lines: true };
+const EVERYTHING: Detail = Detail {
+    lines: true,
+    disks: true,
+};
 
 fn controller(address: &str, mode: Mode) -> Controller {
     let remaps = mode == Mode::Remap;
@@ -100,6 +105,13 @@ fn probe(name: &str, missed_runs: Option<u64>) -> Probe {
     }
 }
 
+fn kprobe(name: &str) -> Probe {
+    Probe {
+        mechanism: "kprobe".to_owned(),
+        ..probe(name, None)
+    }
+}
+
 fn all_probes() -> Vec<Probe> {
     vec![
         probe(probes::IRQ_HANDLER_ENTRY, Some(0)),
@@ -108,6 +120,8 @@ fn all_probes() -> Vec<Probe> {
             runs: Some(12),
             ..probe(probes::NVME_SQ, Some(1))
         },
+        kprobe(probes::NVME_DEV_DISABLE),
+        kprobe(probes::NVME_TIMEOUT),
         Probe {
             mechanism: "kallsyms".to_owned(),
             ..probe(probes::REPEATED_RUNS, None)
@@ -265,6 +279,26 @@ fn cpus() -> Vec<CpuCounts> {
     ]
 }
 
+/// Two late commands of a disk behind the VMD, one of them done; one of a disk
+/// that is gone; one of nobody knows what.
+fn losses() -> Losses {
+    let of = |controller: Option<&str>, disk: &str, timeouts, lost_interrupts| DiskLosses {
+        controller: controller.map(|address| PciAddress(address.to_owned())),
+        disk: disk.to_owned(),
+        counts: LossCounts {
+            timeouts,
+            lost_interrupts,
+        },
+    };
+    Losses {
+        disks: vec![of(Some(REMAP), "nvme0", 2, 1), of(None, "nvme9", 1, 0)],
+        unassigned: LossCounts {
+            timeouts: 1,
+            lost_interrupts: 0,
+        },
+    }
+}
+
 fn snapshot() -> Snapshot {
     Snapshot {
         taken_ns: 1,
@@ -276,6 +310,7 @@ fn snapshot() -> Snapshot {
         counters: Counters {
             lines: lines(),
             cpus: cpus(),
+            losses: losses(),
         },
         probes: all_probes(),
     }
@@ -291,8 +326,8 @@ fn idle_snapshot() -> Snapshot {
         .collect();
     Snapshot {
         counters: Counters {
-            lines: Vec::new(),
             cpus,
+            ..Counters::default()
         },
         ..snapshot()
     }
@@ -306,7 +341,7 @@ fn text(snapshot: &Snapshot) -> String {
 
 /// The names of all families, every detail exported.
 fn names(snapshot: &Snapshot) -> Vec<String> {
-    families(snapshot, LINES)
+    families(snapshot, EVERYTHING)
         .iter()
         .map(|family| family.name().to_owned())
         .collect()
@@ -318,7 +353,7 @@ fn has(snapshot: &Snapshot, name: &str) -> bool {
 
 /// The sum of a counter over all its series; every detail is exported.
 fn sum(snapshot: &Snapshot, name: &str) -> f64 {
-    let families = families(snapshot, LINES);
+    let families = families(snapshot, EVERYTHING);
     let family = families.iter().find(|family| family.name() == name);
     let family = family.unwrap_or_else(|| panic!("{name} is missing"));
     family
@@ -344,11 +379,20 @@ fn the_text_is_the_golden_text() {
     assert_golden(&text, "golden.txt", include_str!("golden.txt"));
 }
 
+/// Whether a family is exported on request only.
+fn is_detail(name: &str) -> bool {
+    name.starts_with("vmdtrace_line_")
+        || matches!(
+            name,
+            "vmdtrace_disk_timeouts_total" | "vmdtrace_disk_lost_interrupts_total"
+        )
+}
+
 #[test]
 fn the_text_of_every_line_is_the_golden_text() {
-    let (of_lines, others): (Vec<_>, Vec<_>) = families(&snapshot(), LINES)
+    let (of_lines, others): (Vec<_>, Vec<_>) = families(&snapshot(), EVERYTHING)
         .into_iter()
-        .partition(|family| family.name().starts_with("vmdtrace_line_"));
+        .partition(|family| is_detail(family.name()));
     let encode = |families: &[MetricFamily]| TextEncoder::new().encode_to_string(families).unwrap();
     let of_lines = encode(&of_lines);
     assert_golden(
@@ -500,6 +544,56 @@ fn a_line_whose_disk_is_gone_keeps_its_counts() {
 }
 
 #[test]
+fn losses_are_told_by_controller_and_on_request_by_disk() {
+    let snapshot = snapshot();
+    let text = TextEncoder::new()
+        .encode_to_string(&families(&snapshot, EVERYTHING))
+        .unwrap();
+    for expected in [
+        r#"vmdtrace_timeouts_total{controller=""} 1"#,
+        r#"vmdtrace_timeouts_total{controller="0000:97:00.5"} 2"#,
+        r#"vmdtrace_timeouts_total{controller="0000:e2:00.5"} 0"#,
+        r#"vmdtrace_lost_interrupts_total{controller="0000:97:00.5"} 1"#,
+        r#"vmdtrace_disk_timeouts_total{controller="0000:97:00.5",disk="nvme0"} 2"#,
+        r#"vmdtrace_disk_timeouts_total{controller="0000:e2:00.5",disk="nvme1"} 0"#,
+        r#"vmdtrace_disk_lost_interrupts_total{controller="0000:97:00.5",disk="nvme0"} 1"#,
+        "vmdtrace_unassigned_timeouts_total 1",
+        "vmdtrace_unassigned_lost_interrupts_total 0",
+    ] {
+        assert!(text.contains(&format!("\n{expected}\n")), "{expected}");
+    }
+    let by_default = self::text(&snapshot);
+    assert!(!by_default.contains("vmdtrace_disk_timeouts_total"));
+}
+
+#[test]
+fn lost_interrupts_need_every_hook_that_tells_them() {
+    assert!(has(&snapshot(), "vmdtrace_lost_interrupts_total"));
+    for (missing, timeouts) in [
+        (probes::NVME_TIMEOUT, false),
+        (probes::NVME_DEV_DISABLE, true),
+        (probes::NVME_SQ, true),
+        (probes::IRQ_HANDLER_ENTRY, true),
+    ] {
+        let mut snapshot = snapshot();
+        for probe in &mut snapshot.probes {
+            if probe.name == missing {
+                probe.state = ProbeState::Blocked;
+            }
+        }
+        assert_eq!(
+            has(&snapshot, "vmdtrace_timeouts_total"),
+            timeouts,
+            "{missing}"
+        );
+        assert!(
+            !has(&snapshot, "vmdtrace_lost_interrupts_total"),
+            "{missing}"
+        );
+    }
+}
+
+#[test]
 fn unknown_repeats_are_absent() {
     let families = [
         "vmdtrace_handler_repeated_total",
@@ -547,7 +641,9 @@ fn what_nothing_counts_is_absent() {
         assert!(broken.interrupt_accounting().unwrap_err().contains(probe));
         let counters = names(&broken)
             .into_iter()
-            .filter(|name| name.ends_with("_total"));
+            .filter(|name| name.ends_with("_total"))
+            // These have hooks of their own.
+            .filter(|name| !["timeouts"].iter().any(|it| name.contains(it)));
         assert_eq!(
             counters.collect::<Vec<_>>(),
             ["vmdtrace_probe_missed_total", "vmdtrace_probe_runs_total"]
@@ -624,7 +720,7 @@ fn hostile_labels_are_escaped_and_bounded() {
 
 #[test]
 fn names_follow_the_conventions() {
-    for family in families(&snapshot(), LINES) {
+    for family in families(&snapshot(), EVERYTHING) {
         let name = family.name();
         assert!(name.starts_with("vmdtrace_"), "{name}");
         assert!(family.help().ends_with('.'), "{name}: {}", family.help());
@@ -699,7 +795,7 @@ mod any_lines {
     /// disk has its series before its lines have theirs.
     fn by_disk(snapshot: &Snapshot, names: &[impl AsRef<str>]) -> BTreeMap<[String; 2], f64> {
         let mut sums = BTreeMap::new();
-        for family in families(snapshot, LINES) {
+        for family in families(snapshot, EVERYTHING) {
             if !names.iter().any(|name| name.as_ref() == family.name()) {
                 continue;
             }
@@ -722,9 +818,9 @@ mod any_lines {
         /// lost or counted twice.
         #[test]
         fn are_counted_once(lines in proptest::collection::vec(any_line(), 0..24)) {
-            let counters = Counters { lines, cpus: cpus() };
+            let counters = Counters { lines, cpus: cpus(), ..Counters::default() };
             let snapshot = Snapshot { counters, ..snapshot() };
-            let text = TextEncoder::new().encode_to_string(&families(&snapshot, LINES)).unwrap();
+            let text = TextEncoder::new().encode_to_string(&families(&snapshot, EVERYTHING)).unwrap();
             let mut series: Vec<_> = text
                 .lines()
                 .filter(|line| !line.starts_with('#'))
@@ -841,7 +937,7 @@ mod documentation {
 
     fn served() -> Described {
         let mut described = Described::new();
-        for family in SnapshotCollector::new(Arc::new(Fixed(snapshot())), LINES).collect() {
+        for family in SnapshotCollector::new(Arc::new(Fixed(snapshot())), EVERYTHING).collect() {
             let kind = match family.get_field_type() {
                 MetricType::COUNTER => "counter",
                 MetricType::GAUGE => "gauge",

@@ -12,13 +12,18 @@ pub enum BtfError {
     Malformed(&'static str),
     #[error("this kernel has no {0}.{1}")]
     NoMember(String, String),
+    #[error("this kernel has no struct {0}")]
+    NoStruct(String),
 }
 
-/// BTF data of a kernel.
+/// BTF data of a kernel, or of a module.
 #[derive(Debug)]
 pub struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
+    /// Of the kernel that a module's data continue: string offsets count from
+    /// the start of these.
+    base_strings: &'a [u8],
 }
 
 const MAGIC: u16 = 0xeb9f;
@@ -65,6 +70,19 @@ impl<'a> Btf<'a> {
                 .ok_or(BtfError::Malformed("type section out of bounds"))?,
             strings: section(field(16)?, field(20)?)
                 .ok_or(BtfError::Malformed("string section out of bounds"))?,
+            base_strings: &[],
+        })
+    }
+
+    /// As [`Btf::parse`], for the data of a module. Only the module's own types
+    /// are found.
+    ///
+    /// # Errors
+    /// As [`Btf::parse`].
+    pub fn parse_module(data: &'a [u8], kernel: &Btf<'a>) -> Result<Self, BtfError> {
+        Ok(Self {
+            base_strings: kernel.strings,
+            ..Self::parse(data)?
         })
     }
 
@@ -73,6 +91,47 @@ impl<'a> Btf<'a> {
     /// # Errors
     /// If there is no such member, or the data is malformed.
     pub fn member_offset(&self, structure: &str, member: &str) -> Result<u32, BtfError> {
+        self.find_struct(structure, |at, info| {
+            for index in 0..(info & 0xffff) as usize {
+                let field = |part| {
+                    word(self.types, at + 12 + 12 * index + part)
+                        .ok_or(BtfError::Malformed("short member"))
+                };
+                if self.is_named(field(0)?, member) {
+                    // With the kind flag the upper byte is a bit-field's size.
+                    let bits = if info >> 31 == 1 {
+                        field(8)? & 0x00ff_ffff
+                    } else {
+                        field(8)?
+                    };
+                    return Ok(Some(bits / 8));
+                }
+            }
+            Ok(None)
+        })?
+        .ok_or_else(|| BtfError::NoMember(structure.to_owned(), member.to_owned()))
+    }
+
+    /// Size of a struct in bytes.
+    ///
+    /// # Errors
+    /// If there is no such struct, or the data is malformed.
+    pub fn struct_size(&self, structure: &str) -> Result<u32, BtfError> {
+        self.find_struct(structure, |at, _| {
+            word(self.types, at + 8)
+                .map(Some)
+                .ok_or(BtfError::Malformed("short type"))
+        })?
+        .ok_or_else(|| BtfError::NoStruct(structure.to_owned()))
+    }
+
+    /// The first answer that `ask` gives for a struct of this name, by its place
+    /// and its word of kind, flag and number of members.
+    fn find_struct(
+        &self,
+        structure: &str,
+        ask: impl Fn(usize, u32) -> Result<Option<u32>, BtfError>,
+    ) -> Result<Option<u32>, BtfError> {
         let mut at = 0;
         while at < self.types.len() {
             let header =
@@ -81,30 +140,24 @@ impl<'a> Btf<'a> {
             let (count, kind) = ((info & 0xffff) as usize, info >> 24 & 0x1f);
             let extra =
                 extra_bytes(kind, count).ok_or(BtfError::Malformed("unknown kind of type"))?;
-            if kind == KIND_STRUCT && self.is_named(name, structure) {
-                for index in 0..count {
-                    let field = |part| {
-                        word(self.types, at + 12 + 12 * index + part)
-                            .ok_or(BtfError::Malformed("short member"))
-                    };
-                    if self.is_named(field(0)?, member) {
-                        // With the kind flag the upper byte is a bit-field's size.
-                        let bits = if info >> 31 == 1 {
-                            field(8)? & 0x00ff_ffff
-                        } else {
-                            field(8)?
-                        };
-                        return Ok(bits / 8);
-                    }
-                }
+            if kind == KIND_STRUCT
+                && self.is_named(name, structure)
+                && let Some(answer) = ask(at, info)?
+            {
+                return Ok(Some(answer));
             }
             at += 12 + extra;
         }
-        Err(BtfError::NoMember(structure.to_owned(), member.to_owned()))
+        Ok(None)
     }
 
     fn is_named(&self, offset: u32, name: &str) -> bool {
-        self.strings.get(offset as usize..).is_some_and(|text| {
+        let offset = offset as usize;
+        let text = match offset.checked_sub(self.base_strings.len()) {
+            Some(own) => self.strings.get(own..),
+            None => self.base_strings.get(offset..),
+        };
+        text.is_some_and(|text| {
             text.strip_prefix(name.as_bytes())
                 .is_some_and(|rest| rest.first() == Some(&0))
         })
@@ -158,9 +211,32 @@ mod tests {
     }
 
     #[test]
+    fn a_modules_names_continue_the_kernels() {
+        let kernel = sample();
+        let kernel = Btf::parse(&kernel).unwrap();
+        // `struct ctrl { int b; }`: its own name is its own, "b" is the kernel's.
+        let strings = b"ctrl\0";
+        let own = 15;
+        let mut data = vec![0x9f, 0xeb, 1, 0];
+        for value in [24, 0, 24, 24, strings.len() as u32] {
+            data.extend(u32::to_ne_bytes(value));
+        }
+        for value in [own, 4 << 24 | 1, 24, 13, 1, 128] {
+            data.extend(u32::to_ne_bytes(value));
+        }
+        data.extend(strings);
+        let module = Btf::parse_module(&data, &kernel).unwrap();
+        assert_eq!(module.member_offset("ctrl", "b"), Ok(16));
+        assert_eq!(module.struct_size("ctrl"), Ok(24));
+        assert!(module.member_offset("outer", "b").is_err());
+    }
+
+    #[test]
     fn what_is_missing_is_named() {
         let data = sample();
         let btf = Btf::parse(&data).unwrap();
+        assert_eq!(btf.struct_size("outer"), Ok(16));
+        assert!(btf.struct_size("int").is_err());
         assert_eq!(
             btf.member_offset("outer", "c").unwrap_err().to_string(),
             "this kernel has no outer.c"

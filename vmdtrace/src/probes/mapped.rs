@@ -12,7 +12,7 @@ use std::{
 };
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
-use vmdtrace_common::{CpuBank, LineCell, NameTable};
+use vmdtrace_common::{CpuBank, LineCell, LossTotals, NameTable, RequestLayout};
 
 /// An element of a mapped array.
 ///
@@ -25,6 +25,8 @@ pub unsafe trait Element: Copy {}
 unsafe impl Element for CpuBank {}
 // SAFETY: as above.
 unsafe impl Element for LineCell {}
+// SAFETY: as above.
+unsafe impl Element for LossTotals {}
 // SAFETY: as above.
 unsafe impl Element for u64 {}
 
@@ -135,6 +137,38 @@ impl MappedArray<NameTable> {
         };
         // SAFETY: both are NameTables, and no program runs yet.
         unsafe { std::ptr::copy_nonoverlapping(table, element.cast().as_ptr(), 1) };
+    }
+}
+
+impl MappedArray<RequestLayout> {
+    /// Tells the programs, which may be running.
+    pub fn set(&self, layout: RequestLayout) {
+        let RequestLayout {
+            known,
+            controller,
+            instance,
+            disk,
+            disk_of_queue,
+            disk_name,
+        } = layout;
+        let Some(element) = self.element(0) else {
+            return;
+        };
+        // What is known comes last: until then nobody looks at the rest.
+        let fields = [
+            (offset_of!(RequestLayout, disk_name), disk_name),
+            (offset_of!(RequestLayout, disk_of_queue), disk_of_queue),
+            (offset_of!(RequestLayout, disk), disk),
+            (offset_of!(RequestLayout, instance), instance),
+            (offset_of!(RequestLayout, controller), controller),
+            (offset_of!(RequestLayout, known), known),
+        ];
+        for (offset, value) in fields {
+            // SAFETY: the field lies inside the element.
+            let field = unsafe { element.add(offset) };
+            // SAFETY: valid and aligned; the programs only read it.
+            unsafe { AtomicU32::from_ptr(field.cast().as_ptr()) }.store(value, Ordering::Release);
+        }
     }
 }
 

@@ -7,7 +7,9 @@
 //! - [`counts`]: map elements -> counters.
 //! - [`object`]: the embedded eBPF object.
 //! - [`names`]: action-name patterns -> the automaton the programs step through.
-//! - [`kernel`], [`btf`]: offsets and addresses of the running kernel.
+//! - [`kernel`], [`requests`], [`btf`]: offsets and addresses of the running kernel.
+//! - [`tracefs`], [`perf`]: kprobes on functions of modules.
+//! - [`losses`]: time-outs and lost interrupts, from a map.
 //! - [`mapped`]: arrays mapped into this process.
 //! - [`messages`]: the programs' rare messages, to the log.
 //! - [`privileges`], [`fdinfo`]: what we may do, and what the kernel skipped.
@@ -17,12 +19,16 @@ pub mod counts;
 pub mod fdinfo;
 pub mod hook;
 pub mod kernel;
+pub mod losses;
 pub mod mapped;
 pub mod messages;
 pub mod names;
 pub mod object;
+pub mod perf;
 pub mod privileges;
 pub mod programs;
+pub mod requests;
+pub mod tracefs;
 pub mod tracer;
 
 pub use tracer::{LoadError, Options, Sizes, Tracer};

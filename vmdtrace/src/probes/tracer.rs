@@ -11,20 +11,24 @@ use aya::{
 use aya_log::EbpfLogger;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use thiserror::Error;
-use vmdtrace_common::{CpuBank, LineCell, LineEntry, NameTable, cells::kind};
+use vmdtrace_common::{
+    CpuBank, LineCell, LineEntry, LossTotals, NameTable, RequestLayout, cells::kind,
+};
 
 use super::{
     counts::{cpu_counts, line_counts},
     hook::Hook,
     kernel::KernelLayout,
+    losses::{self, LossesByName},
     mapped::MappedArray,
     names::{self, NamesError},
     object, privileges,
-    programs::{Attachment, HANDLER_PROGRAMS, PROGRAMS, Spec},
+    programs::{Attachment, HANDLER_PROGRAMS, Kprobes, PROGRAMS, Spec},
+    requests,
 };
 use crate::host::{HostError, Roots};
 use crate::snapshot::{
-    Counters, Probe, ProbeState,
+    Counters, Losses, Probe, ProbeState,
     probes::{HANDLER_TIME, REPEATED_RUNS},
     source::Level,
 };
@@ -71,6 +75,9 @@ pub struct Options {
     pub level: Level,
     /// Globs of action names to watch beside VMD vectors and NVMe queues.
     pub also_lines: Vec<String>,
+    /// Whether kprobes may be made: they are entries of a list of the kernel's
+    /// that everybody sees.
+    pub kprobes: bool,
     pub roots: Roots,
 }
 
@@ -117,6 +124,8 @@ const ARM: Spec = Spec {
 pub struct Tracer {
     cells: MappedArray<LineCell>,
     banks: MappedArray<CpuBank>,
+    loss_totals: MappedArray<LossTotals>,
+    request_layout: MappedArray<RequestLayout>,
     options: Options,
     /// Why repeated runs cannot be told, if so.
     repeats_unknown: Option<String>,
@@ -127,8 +136,11 @@ pub struct Tracer {
 struct Attached {
     ebpf: Ebpf,
     attachments: Vec<Attachment>,
+    kprobes: Kprobes,
     /// Whether the CPUs were let count.
     armed: bool,
+    /// Whether the types of nvme_core were looked for while it was loaded.
+    knows_requests: bool,
 }
 
 impl std::fmt::Debug for Tracer {
@@ -200,13 +212,17 @@ impl Tracer {
         let tracer = Self {
             cells: map(&ebpf, "CELLS", sizes.slots)?,
             banks: map(&ebpf, "BANKS", sizes.cpus)?,
-            options,
+            loss_totals: map(&ebpf, "LOSS_TOTALS", 1)?,
+            request_layout: map(&ebpf, "REQUEST_LAYOUT", 1)?,
             repeats_unknown,
             attached: RwLock::new(Attached {
                 attachments: PROGRAMS.map(Attachment::new).into(),
+                kprobes: Kprobes::open(options.kprobes, &options.roots),
                 ebpf,
                 armed: false,
+                knows_requests: false,
             }),
+            options,
         };
         tracer.verify(btf.as_ref())?;
         Ok(tracer)
@@ -235,19 +251,40 @@ impl Tracer {
         let Attached {
             ebpf,
             attachments,
+            kprobes,
             armed,
+            knows_requests,
         } = &mut *attached;
         let roots = &self.options.roots;
+        if !*knows_requests {
+            *knows_requests = roots.sysfs.join("module/nvme_core").exists();
+            self.tell_request_layout();
+        }
         let (handlers, others) = attachments.split_at_mut(HANDLER_PROGRAMS);
         for one in &mut *handlers {
-            one.attach(ebpf, roots);
+            one.attach(ebpf, roots, kprobes);
         }
         if !*armed && handlers.iter().all(Attachment::is_attached) {
             *armed = true;
             self.arm_cpus(ebpf);
         }
         for one in others {
-            one.attach(ebpf, roots);
+            one.attach(ebpf, roots, kprobes);
+        }
+    }
+
+    fn tell_request_layout(&self) {
+        match requests::layout(&self.options.roots) {
+            Ok(layout) => self.request_layout.set(layout),
+            Err(reason) => tracing::debug!("requests are not told by disk: {reason}"),
+        }
+    }
+
+    /// Takes away what would outlive the process: entries in the kernel's list
+    /// of kprobes.
+    pub fn remove_kprobes(&self) {
+        for one in &mut self.write().attachments {
+            one.remove_event();
         }
     }
 
@@ -304,6 +341,8 @@ impl Tracer {
         let cells: Vec<LineCell> = self.cells.iter().collect();
         let repeats_known = self.repeats_unknown.is_none();
         Counters {
+            // Live joins them with the disks.
+            losses: Losses::default(),
             lines: cells
                 .iter()
                 // The kind may have been read just before the slot was described.
@@ -317,6 +356,14 @@ impl Tracer {
                 .map(|(bank, cpu)| cpu_counts(cpu, &bank))
                 .collect(),
         }
+    }
+
+    /// Time-outs and lost interrupts so far.
+    ///
+    /// # Errors
+    /// If the map cannot be read.
+    pub fn losses(&self) -> anyhow::Result<LossesByName> {
+        losses::read(&self.read().ebpf, &self.loss_totals)
     }
 
     /// Each probe, its state and why.

@@ -9,7 +9,8 @@ use std::{
 use nix::time::{ClockId, clock_gettime};
 
 use super::{
-    Counters, Host, LineCounts, LineKind, Snapshot,
+    Counters, DiskLosses, Host, LineCounts, LineKind, LossCounts, Losses, Snapshot,
+    attribution::Attribution,
     source::{SnapshotError, SnapshotSource, SourceOptions},
 };
 use crate::{
@@ -17,7 +18,11 @@ use crate::{
         self, Roots, TopologyIndex,
         topology::{DiskPath, PciAddress, Topology},
     },
-    probes::{Options, Sizes, Tracer, messages},
+    probes::{
+        Options, Sizes, Tracer,
+        losses::{DiskName, LossesByName},
+        messages,
+    },
 };
 
 /// The running host.
@@ -53,12 +58,14 @@ impl Live {
             roots,
             also_lines,
             level,
+            kprobes,
         } = options;
         let possible_cpus = host::possible_cpus(roots)?;
         let tracer = Tracer::load(Options {
             sizes: Sizes::for_host(possible_cpus, host::max_irq(roots)?),
             level: *level,
             also_lines: also_lines.clone(),
+            kprobes: *kprobes,
             roots: roots.clone(),
         })?;
         if let Some(logger) = tracer.take_logger() {
@@ -78,9 +85,10 @@ impl SnapshotSource for Live {
     fn snapshot(&self) -> Result<Snapshot, SnapshotError> {
         let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map_err(SnapshotError::new)?;
         let mut counters = self.tracer.counters();
+        let losses = self.tracer.losses().map_err(SnapshotError::new)?;
         let probes = self.tracer.probes();
         let mut owners = self.owners();
-        owners.assign(&mut counters, || host::read(&self.roots));
+        owners.assign(&mut counters, &losses, || host::read(&self.roots));
         Ok(Snapshot {
             taken_ns: std::time::Duration::from(now).as_nanos() as u64,
             host: self.host.clone(),
@@ -96,7 +104,16 @@ impl SnapshotSource for Live {
 
     fn topology_changed(&self) {
         self.tracer.raise_generation();
-        self.owners().changed(|| self.tracer.counters().lines);
+        let mut owners = self.owners();
+        owners.changed(|| self.tracer.counters().lines);
+        match self.tracer.losses() {
+            Ok(losses) => owners.losses.changed(losses.disks),
+            Err(error) => tracing::debug!("time-outs cannot be read: {error:#}"),
+        }
+    }
+
+    fn close(&self) {
+        self.tracer.remove_kprobes();
     }
 }
 
@@ -152,6 +169,29 @@ struct Owners {
     boundary: Option<HashMap<LineKey, LineCounts>>,
     /// Lines that the last reading did not know: not a reason to read again.
     unknown: HashSet<LineKey>,
+    losses: Attribution<DiskName, DiskOwner, 2>,
+}
+
+/// Whose time-outs they are.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct DiskOwner {
+    controller: Option<PciAddress>,
+    disk: String,
+}
+
+impl DiskOwner {
+    /// The disk of this name by a reading.
+    fn find(topology: &Topology, name: &DiskName) -> Option<Self> {
+        let disk = topology.disks.iter().find(|disk| match name {
+            DiskName::Number(number) => disk.name == format!("nvme{number}"),
+            DiskName::BlockDevice(device) => disk.namespaces.iter().any(|it| it.name == *device),
+            DiskName::Unknown => false,
+        })?;
+        Some(Self {
+            controller: disk.controller.clone(),
+            disk: disk.name.clone(),
+        })
+    }
 }
 
 impl Owners {
@@ -168,16 +208,27 @@ impl Owners {
         self.stale = true;
     }
 
-    fn assign(&mut self, counters: &mut Counters, read: impl FnOnce() -> Topology) {
+    fn assign(
+        &mut self,
+        counters: &mut Counters,
+        losses: &LossesByName,
+        read: impl FnOnce() -> Topology,
+    ) {
         let unheard_of = |line: &LineCounts| {
             let key = key(line);
             line.kind != LineKind::Watched
                 && !self.known.contains_key(&key)
                 && !self.unknown.contains(&key)
         };
-        if self.stale || self.topology.is_none() || counters.lines.iter().any(unheard_of) {
+        if self.stale
+            || self.topology.is_none()
+            || counters.lines.iter().any(unheard_of)
+            || self.losses.has_news(&losses.disks)
+        {
             let topology = read();
             self.hand_over(&topology, &counters.lines);
+            self.losses
+                .hand_over(&losses.disks, |name| DiskOwner::find(&topology, name));
             self.topology = Some(topology);
             self.stale = false;
             self.boundary = None;
@@ -191,6 +242,34 @@ impl Owners {
             }
         }
         counters.lines.extend(self.past.values().cloned());
+        counters.losses = self.losses(losses);
+    }
+
+    fn losses(&self, losses: &LossesByName) -> Losses {
+        let counts = |[timeouts, lost_interrupts]: [u64; 2]| LossCounts {
+            timeouts,
+            lost_interrupts,
+        };
+        let mut owned = self.losses.by_owner(&losses.disks);
+        let [timeouts, lost] = owned.remove(&None).unwrap_or_default();
+        let [more, more_lost] = losses.unassigned;
+        Losses {
+            unassigned: counts([
+                timeouts.saturating_add(more),
+                lost.saturating_add(more_lost),
+            ]),
+            disks: owned
+                .into_iter()
+                .filter_map(|(owner, sum)| {
+                    let DiskOwner { controller, disk } = owner?;
+                    Some(DiskLosses {
+                        controller,
+                        disk,
+                        counts: counts(sum),
+                    })
+                })
+                .collect(),
+        }
     }
 
     /// Takes note of who owns the counted lines by a new reading.
@@ -307,7 +386,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::host::topology::Disk;
+    use crate::host::topology::{Disk, Namespace};
 
     fn line(irq: u32, action: &str, kind: LineKind) -> LineCounts {
         LineCounts {
@@ -354,12 +433,14 @@ mod tests {
         let mut owners = Owners::default();
         let mut counters = Counters {
             lines: vec![line(40, "nvme0q1", LineKind::Nvme)],
-            cpus: Vec::new(),
+            ..Counters::default()
         };
-        owners.assign(&mut counters, || topology(&["nvme0"]));
+        owners.assign(&mut counters, &LossesByName::default(), || {
+            topology(&["nvme0"])
+        });
         owners.changed(|| counters.lines.clone());
         counters.lines = vec![line(40, "nvme0q1", LineKind::Nvme)];
-        owners.assign(&mut counters, || topology(&[]));
+        owners.assign(&mut counters, &LossesByName::default(), || topology(&[]));
         assert_eq!(counters.lines[0].disk.as_deref(), Some("nvme0"));
         assert_eq!(counters.lines[0].path, Some(DiskPath::VmdBypass));
     }
@@ -380,8 +461,9 @@ mod tests {
             owners.assign(
                 &mut Counters {
                     lines: lines.clone(),
-                    cpus: Vec::new(),
+                    ..Counters::default()
                 },
+                &LossesByName::default(),
                 read,
             );
             assert_eq!(reads.get(), expected);
@@ -391,8 +473,9 @@ mod tests {
             owners.assign(
                 &mut Counters {
                     lines: lines.clone(),
-                    cpus: Vec::new(),
+                    ..Counters::default()
                 },
+                &LossesByName::default(),
                 read,
             );
             assert_eq!(reads.get(), expected, "an unknown line is a reason once");
@@ -401,11 +484,49 @@ mod tests {
         owners.assign(
             &mut Counters {
                 lines,
-                cpus: Vec::new(),
+                ..Counters::default()
             },
+            &LossesByName::default(),
             read,
         );
         assert_eq!(reads.get(), 3);
+    }
+
+    #[test]
+    fn time_outs_belong_to_the_disk_they_were_counted_for() {
+        let mut owners = Owners::default();
+        let losses = |disks: &[(DiskName, [u64; 2])]| LossesByName {
+            disks: disks.iter().cloned().collect(),
+            unassigned: [7, 1],
+        };
+        let mut topology = topology(&["nvme0", "nvme1"]);
+        topology.disks[1].namespaces.push(Namespace {
+            name: "nvme5n1".to_owned(),
+            size_bytes: None,
+        });
+        let counted = [
+            (DiskName::Number(0), [2, 1]),
+            (DiskName::BlockDevice("nvme5n1".to_owned()), [3, 0]),
+            (DiskName::Unknown, [1, 0]),
+        ];
+        let mut counters = Counters::default();
+        owners.assign(&mut counters, &losses(&counted), || topology.clone());
+        let of = |disk: &str| {
+            let found = counters.losses.disks.iter().find(|it| it.disk == disk);
+            let LossCounts {
+                timeouts,
+                lost_interrupts,
+            } = found.unwrap().counts;
+            (timeouts, lost_interrupts)
+        };
+        assert_eq!((of("nvme0"), of("nvme1")), ((2, 1), (3, 0)));
+        assert_eq!(
+            counters.losses.unassigned,
+            LossCounts {
+                timeouts: 8,
+                lost_interrupts: 1
+            }
+        );
     }
 
     /// What a disk's owner had counted: by controller and path.
@@ -444,9 +565,9 @@ mod tests {
             }
             let mut counters = Counters {
                 lines: counted(runs),
-                cpus: Vec::new(),
+                ..Counters::default()
             };
-            owners.assign(&mut counters, || topology.clone());
+            owners.assign(&mut counters, &LossesByName::default(), || topology.clone());
             counters
         };
         let vmd = topology(&["nvme0"]);

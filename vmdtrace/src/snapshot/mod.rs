@@ -3,6 +3,7 @@
 //! Snapshots alone. Totals are computed here from their parts, never kept
 //! twice.
 
+mod attribution;
 pub mod live;
 pub mod probes;
 pub mod source;
@@ -126,11 +127,38 @@ pub struct CpuCounts {
     pub out_of_range_runs: u64,
 }
 
+/// Commands that took too long, and interrupts that never came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LossCounts {
+    /// Commands for which the driver's time-out handler was called.
+    pub timeouts: u64,
+    /// Of those, commands that were done: their interrupt did not come.
+    pub lost_interrupts: u64,
+}
+
+/// The same of one disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskLosses {
+    /// The VMD it is behind.
+    pub controller: Option<PciAddress>,
+    pub disk: String,
+    pub counts: LossCounts,
+}
+
+/// The same of all disks. A disk without any is not listed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Losses {
+    pub disks: Vec<DiskLosses>,
+    /// Of commands whose disk could not be told.
+    pub unassigned: LossCounts,
+}
+
 /// Everything the eBPF programs counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     pub lines: Vec<LineCounts>,
     pub cpus: Vec<CpuCounts>,
+    pub losses: Losses,
 }
 
 /// The one state a probe is in.

@@ -9,6 +9,11 @@ pub const IRQ_HANDLER_ENTRY: &str = "irq_handler_entry";
 pub const IRQ_HANDLER_EXIT: &str = "irq_handler_exit";
 /// Raw tracepoint of an NVMe completion.
 pub const NVME_SQ: &str = "nvme_sq";
+/// Kprobe on the NVMe driver's time-out handler.
+pub const NVME_TIMEOUT: &str = "nvme_timeout";
+/// Kprobe on the NVMe driver's giving a controller up: what it reaps then was
+/// not lost.
+pub const NVME_DEV_DISABLE: &str = "nvme_dev_disable";
 /// Not a hook: whether runs that the kernel repeated can be told.
 pub const REPEATED_RUNS: &str = "repeated_runs";
 /// Not a hook: whether the time in handlers is measured (see
@@ -22,6 +27,8 @@ pub struct Counted {
     pub handler_time: bool,
     pub repeated_runs: bool,
     pub completions: bool,
+    pub timeouts: bool,
+    pub lost_interrupts: bool,
 }
 
 impl Snapshot {
@@ -55,6 +62,13 @@ impl Snapshot {
         let state = |name| self.probe(name).map(|probe| probe.state);
         let interrupts = self.interrupt_accounting().is_ok();
         let lines = &self.counters.lines;
+        // Not applicable: no driver is loaded, so nothing can happen.
+        let counts = |name| {
+            matches!(
+                state(name),
+                Some(ProbeState::Attached | ProbeState::NotApplicable)
+            )
+        };
         Counted {
             interrupts,
             handler_time: interrupts
@@ -63,11 +77,13 @@ impl Snapshot {
             repeated_runs: interrupts
                 && lines.iter().all(|line| line.repeated_runs.is_some())
                 && state(REPEATED_RUNS) == Some(ProbeState::Attached),
-            // Not applicable: no NVMe driver is loaded, so nothing completes.
-            completions: matches!(
-                state(NVME_SQ),
-                Some(ProbeState::Attached | ProbeState::NotApplicable)
-            ),
+            completions: counts(NVME_SQ),
+            timeouts: counts(NVME_TIMEOUT),
+            // Without the handlers nobody knows what is outside them.
+            lost_interrupts: interrupts
+                && [NVME_SQ, NVME_TIMEOUT, NVME_DEV_DISABLE]
+                    .into_iter()
+                    .all(counts),
         }
     }
 }

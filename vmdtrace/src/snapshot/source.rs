@@ -20,6 +20,9 @@ pub trait SnapshotSource: Send + Sync {
     /// A PCI or NVMe device came, went or changed its driver: what was learned
     /// of interrupt lines may be stale, and the topology must be read again.
     fn topology_changed(&self);
+
+    /// The process is about to end: takes away what would outlive it.
+    fn close(&self) {}
 }
 
 /// Why a Snapshot could not be taken. The error inside says what was read and
@@ -41,6 +44,8 @@ pub struct SourceOptions {
     /// Globs of action names: further lines to watch.
     pub also_lines: Vec<String>,
     pub level: Level,
+    /// Whether kprobes may be made.
+    pub kprobes: bool,
 }
 
 /// How much is measured; the cost follows it.

@@ -16,6 +16,7 @@ mod exact;
 mod guest;
 mod late_modules;
 mod leftovers;
+mod lost;
 mod native;
 mod server;
 mod shared;
@@ -152,6 +153,7 @@ fn main() -> ExitCode {
     trials.extend(device::trials());
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());
+    trials.extend(lost::trials());
     trials.extend(native::trials());
     trials.extend(shell::trials());
     trials.extend(soak::trials());

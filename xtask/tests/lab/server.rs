@@ -78,6 +78,7 @@ impl Server {
             "--web.listen-address",
             "0.0.0.0:10973",
             "--metrics.lines",
+            "--metrics.disks",
         ]);
         let daemon = guest
             .spawn(&command)
