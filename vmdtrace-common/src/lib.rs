@@ -13,6 +13,7 @@ pub mod cells;
 pub mod loss;
 #[cfg(any(test, feature = "model"))]
 pub mod model;
+pub mod msi;
 pub mod names;
 
 pub use accounting::{Taken, World, completion, enter, exit};

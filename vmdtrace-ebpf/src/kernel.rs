@@ -9,9 +9,13 @@ use aya_ebpf::helpers::{
 };
 use vmdtrace_common::{
     CpuBank, DiskKey, DiskLosses, LineCell, LineEntry, LossTotals, Name, NameTable, RequestLayout,
+    msi::{DOMAIN_PREFIX, MsiTotals, OperationKey},
 };
 
-use crate::maps::{BANKS, CELLS, LINES, LOSS_TOTALS, LOSSES, NAMES, REQUEST_LAYOUT, TIMING_OUT};
+use crate::maps::{
+    BANKS, CELLS, LINES, LOSS_TOTALS, LOSSES, MSI_TOTALS, NAMES, OPERATIONS, REQUEST_LAYOUT,
+    TIMING_OUT,
+};
 
 // Set by the loader from the running kernel's BTF and kallsyms.
 
@@ -27,6 +31,27 @@ static PER_CPU_OFFSET_ADDRESS: u64 = 0;
 /// Offset of `irqs_sum` in `struct kernel_stat`.
 #[unsafe(no_mangle)]
 static IRQS_SUM_OFFSET: u32 = 0;
+/// Offsets of `domain`, `parent_data` and `irq` in `struct irq_data`.
+#[unsafe(no_mangle)]
+static IRQ_DATA_DOMAIN: u32 = 0;
+#[unsafe(no_mangle)]
+static IRQ_DATA_PARENT: u32 = 0;
+#[unsafe(no_mangle)]
+static IRQ_DATA_IRQ: u32 = 0;
+/// Offset of `name` in `struct irq_domain`.
+#[unsafe(no_mangle)]
+static IRQ_DOMAIN_NAME: u32 = 0;
+/// Offset of `dev` in `struct pci_dev`.
+#[unsafe(no_mangle)]
+static PCI_DEVICE: u32 = 0;
+/// Offsets of `kobj.name` and `driver` in `struct device`.
+#[unsafe(no_mangle)]
+static DEVICE_NAME: u32 = 0;
+#[unsafe(no_mangle)]
+static DEVICE_DRIVER: u32 = 0;
+/// Offset of `name` in `struct device_driver`.
+#[unsafe(no_mangle)]
+static DRIVER_NAME: u32 = 0;
 /// 0: no clock is read.
 #[unsafe(no_mangle)]
 static TIMING: u32 = 1;
@@ -45,6 +70,13 @@ pub(crate) fn now() -> u64 {
     if constant!(TIMING) == 0 {
         return 0;
     }
+    // SAFETY: the helper has no preconditions.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+/// Time since the machine started, whatever is measured else.
+#[inline(always)]
+pub(crate) fn clock() -> u64 {
     // SAFETY: the helper has no preconditions.
     unsafe { bpf_ktime_get_ns() }
 }
@@ -205,19 +237,105 @@ pub(crate) fn loss_totals() -> Option<&'static mut LossTotals> {
     Some(unsafe { &mut *totals })
 }
 
-/// Adds 1 where another run on the same CPU may do so in between. The result
-/// is never used: only then is it the instruction every kernel has.
+/// A string of the kernel's, by the address of the pointer to it; what cannot be
+/// read is empty.
+#[inline(always)]
+fn text<const N: usize>(field: u64) -> [u8; N] {
+    let mut text = [0; N];
+    if let Some(address) = read::<u64>(field) {
+        // SAFETY: the helper checks the address; at most N bytes are written.
+        let _zeros_where_it_fails = unsafe {
+            bpf_probe_read_kernel_str((&raw mut text).cast(), N as u32, address as *const c_void)
+        };
+    }
+    text
+}
+
+/// What tells the controller that made a domain of interrupts.
+#[inline(always)]
+pub(crate) fn domain(domain: u64) -> OperationKey {
+    OperationKey {
+        name: text(domain.wrapping_add(u64::from(constant!(IRQ_DOMAIN_NAME)))),
+        ..OperationKey::default()
+    }
+}
+
+/// What tells the controller that a child's `struct irq_data` belongs to, and
+/// its number. Since 6.17 a child has a domain of its own above the controller's.
+#[inline(always)]
+pub(crate) fn domain_of_child(data: u64) -> (OperationKey, u32) {
+    let offset = |data: u64, offset: u32| data.wrapping_add(u64::from(offset));
+    let irq = read(offset(data, constant!(IRQ_DATA_IRQ))).unwrap_or_default();
+    let domain_of = |data: u64| {
+        let own = read::<u64>(offset(data, constant!(IRQ_DATA_DOMAIN))).unwrap_or_default();
+        domain(own)
+    };
+    let own = domain_of(data);
+    if own.name[..8] == DOMAIN_PREFIX {
+        return (own, irq);
+    }
+    let parent = read::<u64>(offset(data, constant!(IRQ_DATA_PARENT))).unwrap_or_default();
+    (domain_of(parent), irq)
+}
+
+/// The address of a `struct pci_dev`, if it is a VMD's.
+#[inline(always)]
+pub(crate) fn vmd_address(device: u64) -> Option<OperationKey> {
+    let device = device.wrapping_add(u64::from(constant!(PCI_DEVICE)));
+    let driver: u64 = read(device.wrapping_add(u64::from(constant!(DEVICE_DRIVER))))?;
+    if driver == 0 {
+        return None;
+    }
+    let driver: [u8; 8] = text(driver.wrapping_add(u64::from(constant!(DRIVER_NAME))));
+    if driver != *b"vmd\0\0\0\0\0" {
+        return None;
+    }
+    Some(OperationKey {
+        name: text(device.wrapping_add(u64::from(constant!(DEVICE_NAME)))),
+        ..OperationKey::default()
+    })
+}
+
+/// The counter of an operation; None if the map is full.
+#[inline(always)]
+pub(crate) fn operations(key: &OperationKey) -> Option<&'static mut u64> {
+    if OPERATIONS.get_ptr(key).is_none() {
+        const BPF_NOEXIST: u64 = 1;
+        // Another CPU may be first: then it is there all the same.
+        let _there_or_full = OPERATIONS.insert(key, 0, BPF_NOEXIST);
+    }
+    let counter = OPERATIONS.get_ptr_mut(key)?;
+    // SAFETY: entries are never removed; they are only added to, atomically.
+    Some(unsafe { &mut *counter })
+}
+
+#[inline(always)]
+pub(crate) fn msi_totals() -> Option<&'static mut MsiTotals> {
+    let totals = MSI_TOTALS.get_ptr_mut(0)?;
+    // SAFETY: an element of a map lives as long as the program. Its counters are
+    // only added to, atomically; its buckets need not be exact.
+    Some(unsafe { &mut *totals })
+}
+
+/// Adds 1 where another run on the same CPU may do so in between.
 #[inline(always)]
 pub(crate) fn add_one(counter: &mut u64) {
+    add(counter, 1);
+}
+
+/// Adds where another run may do so in between. The result is never used: only
+/// then is it the instruction every kernel has.
+#[inline(always)]
+pub(crate) fn add(counter: &mut u64, count: u64) {
     #[cfg(target_arch = "bpf")]
     // SAFETY: a reference is valid and aligned.
     unsafe {
         core::intrinsics::atomic_xadd::<u64, u64, { core::intrinsics::AtomicOrdering::Relaxed }>(
-            counter, 1,
+            counter, count,
         );
     }
     #[cfg(not(target_arch = "bpf"))]
     {
-        *counter += 1;
+        *counter += count;
     }
 }

@@ -1,5 +1,6 @@
 //! The eBPF programs: interrupt handlers ([`irq`]), NVMe completions
-//! ([`completion`]) and time-outs ([`loss`]). What they count is decided in `vmdtrace_common`; here are
+//! ([`completion`]) time-outs ([`loss`]) and what is done to a VMD's interrupts
+//! ([`msi`]). What they count is decided in `vmdtrace_common`; here are
 //! only the hooks, the maps and, in [`kernel`], the reads of kernel memory.
 
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
@@ -14,6 +15,7 @@ mod irq;
 mod kernel;
 mod loss;
 mod maps;
+mod msi;
 
 /// Lets the kernel's GPL-only helpers be called.
 #[unsafe(link_section = "license")]

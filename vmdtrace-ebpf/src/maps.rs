@@ -3,11 +3,12 @@
 
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE,
-    btf_maps::{Array, HashMap, LruHashMap, Queue},
+    btf_maps::{Array, HashMap, LruHashMap, Queue, RingBuf},
     macros::btf_map,
 };
 use vmdtrace_common::{
     CpuBank, DiskKey, DiskLosses, LineCell, LineEntry, LossTotals, NameTable, RequestLayout, loss,
+    msi::{self, MsiTotals, OperationKey},
 };
 
 const MAPPED: usize = BPF_F_MMAPABLE as usize;
@@ -47,3 +48,14 @@ pub(crate) static LOSS_TOTALS: Array<LossTotals, 1, MAPPED> = Array::new();
 /// entry, which the map drops when it needs the room.
 #[btf_map]
 pub(crate) static TIMING_OUT: LruHashMap<u64, u64, 1024> = LruHashMap::new();
+
+/// Operations on the interrupts behind a VMD, and on its own.
+#[btf_map]
+pub(crate) static OPERATIONS: HashMap<OperationKey, u64, { msi::MAX_OPERATIONS }> = HashMap::new();
+
+#[btf_map]
+pub(crate) static MSI_TOTALS: Array<MsiTotals, 1, MAPPED> = Array::new();
+
+/// A few of them, to be told.
+#[btf_map]
+pub(crate) static MSI_MESSAGES: RingBuf<msi::Message, { msi::RING_BYTES }> = RingBuf::new();

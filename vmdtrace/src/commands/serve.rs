@@ -221,6 +221,7 @@ fn log_host(snapshot: &Snapshot) {
     for Probe {
         name,
         state,
+        mechanism,
         reason,
         ..
     } in &snapshot.probes
@@ -230,6 +231,10 @@ fn log_host(snapshot: &Snapshot) {
             // What attached it said so when it did.
             ProbeState::Attached => {}
             ProbeState::NotApplicable => tracing::info!("probe {name} is {state}: {reason}"),
+            // A driver without the function does not do what it would do.
+            ProbeState::Unsupported if mechanism == "kprobe" => {
+                tracing::info!("probe {name} is {state}: {reason}");
+            }
             ProbeState::Unsupported | ProbeState::Blocked | ProbeState::Broken => {
                 tracing::warn!("probe {name} is {state}: {reason}");
             }

@@ -17,6 +17,7 @@ mod family;
 mod host;
 mod lines;
 mod loss;
+mod msi;
 mod probes;
 mod process;
 #[cfg(test)]
@@ -60,6 +61,7 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
         lines,
         cpus,
         losses,
+        msi,
     } = counters;
     let counted = snapshot.counted();
 
@@ -73,5 +75,6 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
     lines::add_watched(lines, counted, &mut families);
     lines::add_cpus(cpus, counted, &mut families);
     loss::add(topology, losses, each_disk, counted, &mut families);
+    msi::add(snapshot, msi, each_disk, counted, &mut families);
     families
 }

@@ -5,7 +5,8 @@ use crate::host::topology::{
     Controller, Disk, DiskPath, Mode, PciAddress, Topology, Vector, VectorUse,
 };
 use crate::snapshot::{
-    CpuCounts, DiskLosses, LineCounts, LineKind, LossCounts, Losses, Probe, ProbeState, probes,
+    CpuCounts, DiskLosses, LineCounts, LineKind, LossCounts, Losses, MsiCounts, MsiOperation,
+    OperationCount, Probe, ProbeState, probes,
 };
 
 const REMAP: &str = "0000:97:00.5";
@@ -122,6 +123,10 @@ fn all_probes() -> Vec<Probe> {
         },
         kprobe(probes::NVME_DEV_DISABLE),
         kprobe(probes::NVME_TIMEOUT),
+        kprobe(probes::MSI_ENABLE),
+        kprobe(probes::MSI_FREE),
+        probe(probes::VECTOR_ALLOC, None),
+        probe(probes::VECTOR_ALLOC_MANAGED, None),
         Probe {
             mechanism: "kallsyms".to_owned(),
             ..probe(probes::REPEATED_RUNS, None)
@@ -299,6 +304,19 @@ fn losses() -> Losses {
     }
 }
 
+fn msi() -> MsiCounts {
+    MsiCounts {
+        operations: vec![OperationCount {
+            controller: PciAddress(REMAP.to_owned()),
+            operation: MsiOperation::Enable,
+            count: 9,
+        }],
+        unassigned: 1,
+        allocation_failures: 2,
+        lost_messages: 3,
+    }
+}
+
 fn snapshot() -> Snapshot {
     Snapshot {
         taken_ns: 1,
@@ -311,6 +329,7 @@ fn snapshot() -> Snapshot {
             lines: lines(),
             cpus: cpus(),
             losses: losses(),
+            msi: msi(),
         },
         probes: all_probes(),
     }
@@ -384,7 +403,9 @@ fn is_detail(name: &str) -> bool {
     name.starts_with("vmdtrace_line_")
         || matches!(
             name,
-            "vmdtrace_disk_timeouts_total" | "vmdtrace_disk_lost_interrupts_total"
+            "vmdtrace_disk_timeouts_total"
+                | "vmdtrace_disk_lost_interrupts_total"
+                | "vmdtrace_controller_msi_operations_total"
         )
 }
 
@@ -594,6 +615,24 @@ fn lost_interrupts_need_every_hook_that_tells_them() {
 }
 
 #[test]
+fn operations_that_no_probe_counts_are_absent() {
+    let text = TextEncoder::new()
+        .encode_to_string(&families(&snapshot(), EVERYTHING))
+        .unwrap();
+    for expected in [
+        r#"vmdtrace_msi_operations_total{operation="enable"} 9"#,
+        r#"vmdtrace_controller_msi_operations_total{controller="0000:97:00.5",operation="enable"} 9"#,
+        r#"vmdtrace_controller_msi_operations_total{controller="0000:e2:00.5",operation="free"} 0"#,
+        "vmdtrace_unassigned_msi_operations_total 1",
+        "vmdtrace_msi_messages_lost_total 3",
+        "vmdtrace_vector_allocation_failures_total 2",
+    ] {
+        assert!(text.contains(&format!("\n{expected}\n")), "{expected}");
+    }
+    assert!(!text.contains("startup") && !text.contains("remap-on"));
+}
+
+#[test]
 fn unknown_repeats_are_absent() {
     let families = [
         "vmdtrace_handler_repeated_total",
@@ -643,7 +682,11 @@ fn what_nothing_counts_is_absent() {
             .into_iter()
             .filter(|name| name.ends_with("_total"))
             // These have hooks of their own.
-            .filter(|name| !["timeouts"].iter().any(|it| name.contains(it)));
+            .filter(|name| {
+                !["timeouts", "msi_", "vector_allocation"]
+                    .iter()
+                    .any(|it| name.contains(it))
+            });
         assert_eq!(
             counters.collect::<Vec<_>>(),
             ["vmdtrace_probe_missed_total", "vmdtrace_probe_runs_total"]
@@ -688,6 +731,12 @@ fn a_large_server_has_under_two_thousand_series() {
             ..CpuCounts::default()
         })
         .collect();
+    // Every probe there is, each with a count of missed runs.
+    large.probes = crate::probes::programs::PROGRAMS
+        .iter()
+        .map(|program| probe(program.name, Some(0)))
+        .collect();
+    large.probes.push(probe(probes::REPEATED_RUNS, None));
     let series = text(&large)
         .lines()
         .filter(|line| !line.starts_with('#'))

@@ -20,9 +20,12 @@ pub enum Hook {
     FunctionEntry(&'static str),
     /// Return of a function of the image.
     FunctionExit(&'static str),
-    /// Entry of a function of a module, now or whenever that is loaded. The
-    /// program has the function's name.
-    ModuleFunction { module: &'static str },
+    /// Entry of a function of a module, now or whenever that is loaded: of each
+    /// of these that it has.
+    ModuleFunction {
+        module: &'static str,
+        functions: &'static [&'static str],
+    },
 }
 
 impl Hook {

@@ -21,12 +21,28 @@ pub struct InterruptCount {
     pub irqs_sum: u32,
 }
 
+/// What leads from an interrupt or a PCI device to its name: member offsets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InterruptLayout {
+    pub data_domain: u32,
+    pub data_parent: u32,
+    pub data_irq: u32,
+    pub domain_name: u32,
+    /// Of the `struct device` in `struct pci_dev`.
+    pub pci_device: u32,
+    /// Of `kobj.name` in `struct device`.
+    pub device_name: u32,
+    pub device_driver: u32,
+    pub driver_name: u32,
+}
+
 /// Layout and addresses. What cannot be had carries the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelLayout {
     /// Offset of `name` in `struct irqaction`.
     pub action_name: Result<u32, String>,
     pub interrupt_count: Result<InterruptCount, String>,
+    pub interrupts: Result<InterruptLayout, String>,
 }
 
 impl KernelLayout {
@@ -43,14 +59,15 @@ impl KernelLayout {
                 );
                 Self {
                     action_name: Err(reason.clone()),
-                    interrupt_count: Err(reason),
+                    interrupt_count: Err(reason.clone()),
+                    interrupts: Err(reason),
                 }
             }
         }
     }
 
     fn from_btf(data: &[u8], symbols: impl FnOnce() -> Result<(u64, u64), String>) -> Self {
-        let offset = |structure, member| {
+        let offset = |structure: &str, member: &str| {
             Btf::parse(data)
                 .and_then(|btf| btf.member_offset(structure, member))
                 .map_err(|error: BtfError| error.to_string())
@@ -66,8 +83,24 @@ impl KernelLayout {
         Self {
             action_name: offset("irqaction", "name"),
             interrupt_count,
+            interrupts: interrupts(offset),
         }
     }
+}
+
+fn interrupts(
+    offset: impl Fn(&str, &str) -> Result<u32, String>,
+) -> Result<InterruptLayout, String> {
+    Ok(InterruptLayout {
+        data_domain: offset("irq_data", "domain")?,
+        data_parent: offset("irq_data", "parent_data")?,
+        data_irq: offset("irq_data", "irq")?,
+        domain_name: offset("irq_domain", "name")?,
+        pci_device: offset("pci_dev", "dev")?,
+        device_name: offset("device", "kobj")?.saturating_add(offset("kobject", "name")?),
+        device_driver: offset("device", "driver")?,
+        driver_name: offset("device_driver", "name")?,
+    })
 }
 
 /// Addresses of `kstat` and `__per_cpu_offset`.

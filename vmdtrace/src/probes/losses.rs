@@ -53,7 +53,7 @@ pub fn read(ebpf: &Ebpf, totals: &MappedArray<LossTotals>) -> anyhow::Result<Los
     if totals.timeouts == 0 {
         return Ok(losses);
     }
-    for entry in map.iter() {
+    for entry in &map {
         let (key, counts) = entry?;
         losses.disks.insert(name(&key), counts);
     }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
-use vmdtrace_common::{CpuBank, LineCell, LossTotals, NameTable, RequestLayout};
+use vmdtrace_common::{CpuBank, LineCell, LossTotals, NameTable, RequestLayout, msi::MsiTotals};
 
 /// An element of a mapped array.
 ///
@@ -27,6 +27,8 @@ unsafe impl Element for CpuBank {}
 unsafe impl Element for LineCell {}
 // SAFETY: as above.
 unsafe impl Element for LossTotals {}
+// SAFETY: as above.
+unsafe impl Element for MsiTotals {}
 // SAFETY: as above.
 unsafe impl Element for u64 {}
 

@@ -10,8 +10,10 @@
 //! - [`kernel`], [`requests`], [`btf`]: offsets and addresses of the running kernel.
 //! - [`tracefs`], [`perf`]: kprobes on functions of modules.
 //! - [`losses`]: time-outs and lost interrupts, from a map.
+//! - [`msi`], [`msi_messages`]: operations on interrupts, counted and told.
 //! - [`mapped`]: arrays mapped into this process.
 //! - [`messages`]: the programs' rare messages, to the log.
+//! - [`threads`]: whether handlers only wake a thread.
 //! - [`privileges`], [`fdinfo`]: what we may do, and what the kernel skipped.
 
 pub mod btf;
@@ -22,12 +24,15 @@ pub mod kernel;
 pub mod losses;
 pub mod mapped;
 pub mod messages;
+pub mod msi;
+pub mod msi_messages;
 pub mod names;
 pub mod object;
 pub mod perf;
 pub mod privileges;
 pub mod programs;
 pub mod requests;
+pub mod threads;
 pub mod tracefs;
 pub mod tracer;
 

@@ -12,7 +12,11 @@ use crate::{
     host::Roots,
     snapshot::{
         Probe, ProbeState,
-        probes::{IRQ_HANDLER_ENTRY, IRQ_HANDLER_EXIT, NVME_DEV_DISABLE, NVME_SQ, NVME_TIMEOUT},
+        probes::{
+            IRQ_HANDLER_ENTRY, IRQ_HANDLER_EXIT, MSI_ALLOCATE, MSI_COMPOSE, MSI_DISABLE,
+            MSI_ENABLE, MSI_FREE, MSI_SHUTDOWN, MSI_STARTUP, NVME_DEV_DISABLE, NVME_SQ,
+            NVME_TIMEOUT, PCI_WRITE_CONFIG_WORD, VECTOR_ALLOC, VECTOR_ALLOC_MANAGED, VECTOR_UPDATE,
+        },
     },
 };
 
@@ -33,7 +37,7 @@ pub const HANDLER_PROGRAMS: usize = 2;
 /// In this order: an exit is seen from before the first entry, so that no frame
 /// stays open; completions after that, since they belong to the handler they are
 /// seen in.
-pub const PROGRAMS: [Spec; 5] = [
+pub const PROGRAMS: [Spec; 16] = [
     Spec {
         name: IRQ_HANDLER_EXIT,
         hook: Hook::RawTracepoint { module: None },
@@ -54,15 +58,55 @@ pub const PROGRAMS: [Spec; 5] = [
     // Before the time-outs: what it ends must not be taken for lost.
     Spec {
         name: NVME_DEV_DISABLE,
-        hook: Hook::ModuleFunction { module: "nvme" },
+        hook: Hook::ModuleFunction {
+            module: "nvme",
+            functions: &["nvme_dev_disable"],
+        },
         required: false,
     },
     Spec {
         name: NVME_TIMEOUT,
-        hook: Hook::ModuleFunction { module: "nvme" },
+        hook: Hook::ModuleFunction {
+            module: "nvme",
+            functions: &["nvme_timeout"],
+        },
         required: false,
     },
+    of_vmd(MSI_ENABLE, &["vmd_irq_enable", "vmd_pci_msi_enable"]),
+    of_vmd(MSI_DISABLE, &["vmd_irq_disable", "vmd_pci_msi_disable"]),
+    of_vmd(MSI_STARTUP, &["vmd_pci_msi_startup"]),
+    of_vmd(MSI_SHUTDOWN, &["vmd_pci_msi_shutdown"]),
+    of_vmd(MSI_COMPOSE, &["vmd_compose_msi_msg"]),
+    of_vmd(MSI_ALLOCATE, &["vmd_msi_init", "vmd_msi_alloc"]),
+    of_vmd(MSI_FREE, &["vmd_msi_free"]),
+    Spec {
+        name: PCI_WRITE_CONFIG_WORD,
+        hook: Hook::FunctionEntry(PCI_WRITE_CONFIG_WORD),
+        required: false,
+    },
+    of_image(VECTOR_UPDATE),
+    of_image(VECTOR_ALLOC),
+    of_image(VECTOR_ALLOC_MANAGED),
 ];
+
+const fn of_vmd(name: &'static str, functions: &'static [&'static str]) -> Spec {
+    Spec {
+        name,
+        hook: Hook::ModuleFunction {
+            module: "vmd",
+            functions,
+        },
+        required: false,
+    }
+}
+
+const fn of_image(name: &'static str) -> Spec {
+    Spec {
+        name,
+        hook: Hook::RawTracepoint { module: None },
+        required: false,
+    }
+}
 
 /// Whether kprobes may be made, and where.
 #[derive(Debug)]
@@ -96,8 +140,8 @@ pub struct Attachment {
     state: ProbeState,
     reason: Option<String>,
     /// Of what follows a module.
-    event: Option<KprobeEvent>,
-    /// Whether the function is known to be there while the module is.
+    events: Vec<KprobeEvent>,
+    /// Whether one of the functions is known to be there while the module is.
     has_function: bool,
 }
 
@@ -109,7 +153,7 @@ impl Attachment {
             loaded: false,
             state: ProbeState::Broken,
             reason: None,
-            event: None,
+            events: Vec::new(),
             has_function: false,
         }
     }
@@ -154,8 +198,9 @@ impl Attachment {
             return;
         }
         let Spec { name, hook, .. } = self.spec;
-        if let Hook::ModuleFunction { module } = hook {
-            self.follow(&Module::look(roots, module), ebpf, roots, kprobes);
+        if let Hook::ModuleFunction { module, functions } = hook {
+            let module = Module::look(roots, module);
+            self.follow(&module, functions, ebpf, roots, kprobes);
             return;
         }
         if self.is_attached() {
@@ -171,32 +216,44 @@ impl Attachment {
         }
     }
 
-    fn follow(&mut self, module: &Module<'_>, ebpf: &Ebpf, roots: &Roots, kprobes: &Kprobes) {
+    fn follow(
+        &mut self,
+        module: &Module<'_>,
+        functions: &[&str],
+        ebpf: &Ebpf,
+        roots: &Roots,
+        kprobes: &Kprobes,
+    ) {
         let name = self.spec.name;
         let events = match kprobes {
             Kprobes::Off => {
-                self.say(
-                    ProbeState::Blocked,
-                    Some("--no-kprobes switches it off".to_owned()),
-                );
+                let reason = "--no-kprobes switches it off".to_owned();
+                self.say(ProbeState::Blocked, Some(reason));
                 return;
             }
-            Kprobes::On(events) => events,
+            Kprobes::On(Ok(events)) => events,
+            Kprobes::On(Err(error)) => {
+                let (state, reason) = hook::why_no_kprobe(error);
+                self.say(state, Some(reason));
+                return;
+            }
         };
-        if self.event.is_none() {
-            let made = match (events, hook::borrowed(ebpf, name)) {
-                (Err(error), _) => Err(hook::why_no_kprobe(error)),
-                (Ok(events), Some(program)) => events
-                    .attach(module, name, program)
-                    .map_err(|error| hook::why_no_kprobe(&error)),
-                (Ok(_), None) => Err((ProbeState::Broken, "has no descriptor".to_owned())),
+        if self.events.is_empty() {
+            let Some(program) = hook::borrowed(ebpf, name) else {
+                self.say(ProbeState::Broken, Some("has no descriptor".to_owned()));
+                return;
             };
-            match made {
-                Ok(event) => self.event = Some(event),
-                Err((state, reason)) => {
-                    self.say(state, Some(reason));
-                    return;
+            let mut failure = None;
+            for function in functions {
+                match events.attach(module, function, program) {
+                    Ok(event) => self.events.push(event),
+                    Err(error) => failure = Some(error),
                 }
+            }
+            if let (true, Some(error)) = (self.events.is_empty(), failure) {
+                let (state, reason) = hook::why_no_kprobe(&error);
+                self.say(state, Some(reason));
+                return;
             }
             // The kernel looked for the function then, if the module was there.
             self.has_function = module.state != ModuleState::Absent;
@@ -208,9 +265,10 @@ impl Attachment {
             return;
         }
         if !self.has_function {
-            match has_function(&roots.procfs.join("kallsyms"), module.name, name) {
+            let kallsyms = roots.procfs.join("kallsyms");
+            match has_function(&kallsyms, module.name, functions) {
                 Ok(found) => self.has_function = found,
-                Err(error) => tracing::debug!("/proc/kallsyms: {error}"),
+                Err(error) => tracing::debug!("{}: {error}", kallsyms.display()),
             }
         }
         if self.has_function {
@@ -218,7 +276,7 @@ impl Attachment {
         } else {
             let missing = KprobeError::NoFunction {
                 module: module.name.to_owned(),
-                function: name.to_owned(),
+                function: functions.join(" or "),
             };
             self.say(ProbeState::Unsupported, Some(missing.to_string()));
         }
@@ -235,8 +293,8 @@ impl Attachment {
     }
 
     /// Takes away what would outlive the process.
-    pub fn remove_event(&mut self) {
-        self.event = None;
+    pub fn remove_events(&mut self) {
+        self.events.clear();
     }
 
     fn failed(&mut self, error: &anyhow::Error, roots: &Roots) {

@@ -232,17 +232,20 @@ impl<'a> Module<'a> {
     }
 }
 
-/// Whether kallsyms lists a function of a loaded module. Names are shown even
+/// Whether kallsyms lists one of these functions of a loaded module. Names are shown even
 /// where addresses are not.
 ///
 /// # Errors
 /// If it cannot be read.
-pub fn has_function(kallsyms: &Path, module: &str, function: &str) -> io::Result<bool> {
+pub fn has_function(kallsyms: &Path, module: &str, functions: &[&str]) -> io::Result<bool> {
     let text = fs::read(kallsyms)?;
-    let tail = format!(" {function}\t[{module}]");
+    let tails: Vec<_> = functions
+        .iter()
+        .map(|function| format!(" {function}\t[{module}]").into_bytes())
+        .collect();
     Ok(text
         .split(|byte| *byte == b'\n')
-        .any(|line| line.ends_with(tail.as_bytes())))
+        .any(|line| tails.iter().any(|tail| line.ends_with(tail))))
 }
 
 #[cfg(test)]
@@ -316,7 +319,8 @@ mod tests {
              0000000000000000 t nvme_timeout.cold\t[nvme]\nffff T vmd_irq\n",
         )
         .unwrap();
-        let has = |module, function| has_function(file.path(), module, function).unwrap();
+        let has =
+            |module, function| has_function(file.path(), module, &["none", function]).unwrap();
         assert!(has("nvme", "nvme_timeout"));
         assert!(!has("nvme_tcp", "nvme_timeout"));
         assert!(!has("nvme", "timeout"));

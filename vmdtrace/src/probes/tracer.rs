@@ -5,31 +5,33 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use aya::{
     Btf, Ebpf, EbpfError, EbpfLoader,
-    maps::{MapData, MapError, Queue},
+    maps::{MapData, MapError, Queue, RingBuf},
     programs::{RawTracePoint, RawTracePointRunOptions, TestRun as _},
 };
 use aya_log::EbpfLogger;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use thiserror::Error;
 use vmdtrace_common::{
-    CpuBank, LineCell, LineEntry, LossTotals, NameTable, RequestLayout, cells::kind,
+    CpuBank, LineCell, LineEntry, LossTotals, NameTable, RequestLayout, cells::kind, msi::MsiTotals,
 };
 
 use super::{
     counts::{cpu_counts, line_counts},
     hook::Hook,
-    kernel::KernelLayout,
+    kernel::{InterruptLayout, KernelLayout},
     losses::{self, LossesByName},
     mapped::MappedArray,
+    msi::{self, OperationsByName},
+    msi_messages::Messages,
     names::{self, NamesError},
     object, privileges,
     programs::{Attachment, HANDLER_PROGRAMS, Kprobes, PROGRAMS, Spec},
-    requests,
+    requests, threads,
 };
 use crate::host::{HostError, Roots};
 use crate::snapshot::{
-    Counters, Losses, Probe, ProbeState,
-    probes::{HANDLER_TIME, REPEATED_RUNS},
+    Counters, Losses, MsiCounts, Probe, ProbeState,
+    probes::{HANDLER_COMPLETIONS, HANDLER_TIME, REPEATED_RUNS},
     source::Level,
 };
 
@@ -125,6 +127,7 @@ pub struct Tracer {
     cells: MappedArray<LineCell>,
     banks: MappedArray<CpuBank>,
     loss_totals: MappedArray<LossTotals>,
+    msi_totals: MappedArray<MsiTotals>,
     request_layout: MappedArray<RequestLayout>,
     options: Options,
     /// Why repeated runs cannot be told, if so.
@@ -190,6 +193,11 @@ impl Tracer {
         let kstat = count.map_or(0, |count| count.kstat);
         let per_cpu_offset = count.map_or(0, |count| count.per_cpu_offset);
         let irqs_sum = count.map_or(0, |count| count.irqs_sum);
+        // Without these, whose an operation is cannot be told; it is counted all the same.
+        let interrupts = layout.interrupts.unwrap_or_else(|reason| {
+            tracing::debug!("operations on interrupts are not told by controller: {reason}");
+            InterruptLayout::default()
+        });
         let timing = u32::from(options.level == Level::Timing);
         let sizes = options.sizes;
         let btf = Btf::from_sys_fs().ok();
@@ -200,6 +208,14 @@ impl Tracer {
             .override_global("PER_CPU_OFFSET_ADDRESS", &per_cpu_offset, true)
             .override_global("IRQS_SUM_OFFSET", &irqs_sum, true)
             .override_global("TIMING", &timing, true)
+            .override_global("IRQ_DATA_DOMAIN", &interrupts.data_domain, true)
+            .override_global("IRQ_DATA_PARENT", &interrupts.data_parent, true)
+            .override_global("IRQ_DATA_IRQ", &interrupts.data_irq, true)
+            .override_global("IRQ_DOMAIN_NAME", &interrupts.domain_name, true)
+            .override_global("PCI_DEVICE", &interrupts.pci_device, true)
+            .override_global("DEVICE_NAME", &interrupts.device_name, true)
+            .override_global("DEVICE_DRIVER", &interrupts.device_driver, true)
+            .override_global("DRIVER_NAME", &interrupts.driver_name, true)
             .map_max_entries("LINES", sizes.interrupts)
             .map_max_entries("CELLS", sizes.slots)
             .map_max_entries("BANKS", sizes.cpus)
@@ -213,6 +229,7 @@ impl Tracer {
             cells: map(&ebpf, "CELLS", sizes.slots)?,
             banks: map(&ebpf, "BANKS", sizes.cpus)?,
             loss_totals: map(&ebpf, "LOSS_TOTALS", 1)?,
+            msi_totals: map(&ebpf, "MSI_TOTALS", 1)?,
             request_layout: map(&ebpf, "REQUEST_LAYOUT", 1)?,
             repeats_unknown,
             attached: RwLock::new(Attached {
@@ -284,7 +301,7 @@ impl Tracer {
     /// of kprobes.
     pub fn remove_kprobes(&self) {
         for one in &mut self.write().attachments {
-            one.remove_event();
+            one.remove_events();
         }
     }
 
@@ -341,8 +358,9 @@ impl Tracer {
         let cells: Vec<LineCell> = self.cells.iter().collect();
         let repeats_known = self.repeats_unknown.is_none();
         Counters {
-            // Live joins them with the disks.
+            // Live joins these with the disks and controllers.
             losses: Losses::default(),
+            msi: MsiCounts::default(),
             lines: cells
                 .iter()
                 // The kind may have been read just before the slot was described.
@@ -364,6 +382,31 @@ impl Tracer {
     /// If the map cannot be read.
     pub fn losses(&self) -> anyhow::Result<LossesByName> {
         losses::read(&self.read().ebpf, &self.loss_totals)
+    }
+
+    /// Operations on interrupts so far.
+    ///
+    /// # Errors
+    /// If the map cannot be read.
+    pub fn operations(&self) -> anyhow::Result<OperationsByName> {
+        msi::read(&self.read().ebpf, &self.msi_totals)
+    }
+
+    /// The messages about operations on interrupts, once.
+    ///
+    /// # Errors
+    /// If they cannot be had.
+    pub fn take_msi_messages(&self) -> anyhow::Result<Messages> {
+        let mut attached = self.write();
+        let totals = map(&attached.ebpf, "MSI_TOTALS", 1)?;
+        let ring = attached
+            .ebpf
+            .take_map("MSI_MESSAGES")
+            .ok_or_else(|| anyhow::anyhow!("the eBPF object has no map MSI_MESSAGES"))?;
+        Ok(Messages {
+            ring: RingBuf::try_from(ring)?,
+            totals,
+        })
     }
 
     /// Each probe, its state and why.
@@ -388,6 +431,11 @@ impl Tracer {
             ),
         };
         probes.push(capability(HANDLER_TIME, "bpf_ktime_get_ns", state, reason));
+        let (state, reason) = match threads::interrupts_have_threads(&self.options.roots) {
+            None => (ProbeState::Attached, None),
+            Some(reason) => (ProbeState::NotApplicable, Some(reason)),
+        };
+        probes.push(capability(HANDLER_COMPLETIONS, "nvme_sq", state, reason));
         probes
     }
 

@@ -3,13 +3,14 @@
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use nix::time::{ClockId, clock_gettime};
 
 use super::{
-    Counters, DiskLosses, Host, LineCounts, LineKind, LossCounts, Losses, Snapshot,
+    Counters, DiskLosses, Host, LineCounts, LineKind, LossCounts, Losses, MsiCounts, MsiOperation,
+    OperationCount, Snapshot,
     attribution::Attribution,
     source::{SnapshotError, SnapshotSource, SourceOptions},
 };
@@ -22,6 +23,8 @@ use crate::{
         Options, Sizes, Tracer,
         losses::{DiskName, LossesByName},
         messages,
+        msi::{ControllerName, OperationsByName},
+        msi_messages::Subject,
     },
 };
 
@@ -31,7 +34,7 @@ pub struct Live {
     tracer: Tracer,
     roots: Roots,
     host: Host,
-    owners: Mutex<Owners>,
+    owners: Arc<Mutex<Owners>>,
 }
 
 impl Live {
@@ -45,7 +48,7 @@ impl Live {
             tracer,
             roots,
             host,
-            owners: Mutex::new(Owners::default()),
+            owners: Arc::default(),
         }
     }
 
@@ -71,14 +74,27 @@ impl Live {
         if let Some(logger) = tracer.take_logger() {
             messages::pass_on(logger)?;
         }
-        tracer.attach();
-        Ok(Self::new(tracer, roots.clone(), possible_cpus))
+        let messages = tracer.take_msi_messages();
+        let live = Self::new(tracer, roots.clone(), possible_cpus);
+        let owners = Arc::clone(&live.owners);
+        let passed_on = messages.and_then(|messages| {
+            Ok(messages.pass_on(move |name, irq| lock(&owners).subject(name, irq))?)
+        });
+        if let Err(error) = passed_on {
+            tracing::warn!("operations on interrupts are not logged: {error:#}");
+        }
+        live.tracer.attach();
+        Ok(live)
     }
 
     fn owners(&self) -> MutexGuard<'_, Owners> {
-        // A panic while it was held leaves at worst a topology to be read again.
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.owners)
     }
+}
+
+fn lock(owners: &Mutex<Owners>) -> MutexGuard<'_, Owners> {
+    // A panic while it was held leaves at worst a topology to be read again.
+    owners.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl SnapshotSource for Live {
@@ -86,9 +102,12 @@ impl SnapshotSource for Live {
         let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map_err(SnapshotError::new)?;
         let mut counters = self.tracer.counters();
         let losses = self.tracer.losses().map_err(SnapshotError::new)?;
+        let operations = self.tracer.operations().map_err(SnapshotError::new)?;
         let probes = self.tracer.probes();
         let mut owners = self.owners();
-        owners.assign(&mut counters, &losses, || host::read(&self.roots));
+        owners.assign(&mut counters, &losses, &operations, || {
+            host::read(&self.roots)
+        });
         Ok(Snapshot {
             taken_ns: std::time::Duration::from(now).as_nanos() as u64,
             host: self.host.clone(),
@@ -109,6 +128,10 @@ impl SnapshotSource for Live {
         match self.tracer.losses() {
             Ok(losses) => owners.losses.changed(losses.disks),
             Err(error) => tracing::debug!("time-outs cannot be read: {error:#}"),
+        }
+        match self.tracer.operations() {
+            Ok(operations) => owners.operations.changed(operations.controllers),
+            Err(error) => tracing::debug!("operations cannot be read: {error:#}"),
         }
     }
 
@@ -170,6 +193,21 @@ struct Owners {
     /// Lines that the last reading did not know: not a reason to read again.
     unknown: HashSet<LineKey>,
     losses: Attribution<DiskName, DiskOwner, 2>,
+    operations: Attribution<ControllerName, PciAddress, { MsiOperation::ALL.len() }>,
+}
+
+/// The VMD of this name by a reading.
+fn find_controller(topology: &Topology, name: &ControllerName) -> Option<PciAddress> {
+    let found = topology.controllers.iter().find(|controller| match name {
+        ControllerName::Domain(number) => controller
+            .domain
+            .as_deref()
+            .is_some_and(|it| u32::from_str_radix(it, 16) == Ok(*number)),
+        ControllerName::Address(address) => controller.address.0 == *address,
+        ControllerName::Vector(irq) => controller.vectors.iter().any(|it| it.irq == *irq),
+        ControllerName::Unknown => false,
+    })?;
+    Some(found.address.clone())
 }
 
 /// Whose time-outs they are.
@@ -212,6 +250,7 @@ impl Owners {
         &mut self,
         counters: &mut Counters,
         losses: &LossesByName,
+        operations: &OperationsByName,
         read: impl FnOnce() -> Topology,
     ) {
         let unheard_of = |line: &LineCounts| {
@@ -224,11 +263,15 @@ impl Owners {
             || self.topology.is_none()
             || counters.lines.iter().any(unheard_of)
             || self.losses.has_news(&losses.disks)
+            || self.operations.has_news(&operations.controllers)
         {
             let topology = read();
             self.hand_over(&topology, &counters.lines);
             self.losses
                 .hand_over(&losses.disks, |name| DiskOwner::find(&topology, name));
+            self.operations.hand_over(&operations.controllers, |name| {
+                find_controller(&topology, name)
+            });
             self.topology = Some(topology);
             self.stale = false;
             self.boundary = None;
@@ -243,6 +286,54 @@ impl Owners {
         }
         counters.lines.extend(self.past.values().cloned());
         counters.losses = self.losses(losses);
+        counters.msi = self.msi(operations);
+    }
+
+    fn msi(&self, operations: &OperationsByName) -> MsiCounts {
+        let OperationsByName {
+            controllers,
+            unassigned,
+            allocation_failures,
+            lost_messages,
+        } = operations;
+        let mut owned = self.operations.by_owner(controllers);
+        let of_nobody = owned.remove(&None).unwrap_or_default();
+        let mut counts = MsiCounts {
+            operations: Vec::new(),
+            unassigned: of_nobody.into_iter().fold(*unassigned, u64::saturating_add),
+            allocation_failures: *allocation_failures,
+            lost_messages: *lost_messages,
+        };
+        for (controller, sums) in owned {
+            let Some(controller) = controller else {
+                continue;
+            };
+            for (operation, count) in MsiOperation::ALL.into_iter().zip(sums) {
+                if count > 0 {
+                    counts.operations.push(OperationCount {
+                        controller: controller.clone(),
+                        operation,
+                        count,
+                    });
+                }
+            }
+        }
+        counts
+    }
+
+    /// What an operation is about, by the last reading of the devices.
+    fn subject(&self, name: &ControllerName, irq: Option<u32>) -> Subject {
+        let Some(topology) = &self.topology else {
+            return Subject::default();
+        };
+        let of_disks = topology.disks.iter().flat_map(|disk| &disk.lines);
+        let of_others = topology.controllers.iter().flat_map(|it| &it.other_lines);
+        let line = of_disks.chain(of_others).find(|line| Some(line.irq) == irq);
+        Subject {
+            controller: find_controller(topology, name).map(|PciAddress(address)| address),
+            action: line.and_then(|line| line.actions.first().cloned()),
+            vector: line.and_then(|line| line.parent_irq),
+        }
     }
 
     fn losses(&self, losses: &LossesByName) -> Losses {
@@ -386,7 +477,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::host::topology::{Disk, Namespace};
+    use crate::host::topology::{Controller, Disk, Mode, Namespace, Vector, VectorUse};
 
     fn line(irq: u32, action: &str, kind: LineKind) -> LineCounts {
         LineCounts {
@@ -435,12 +526,20 @@ mod tests {
             lines: vec![line(40, "nvme0q1", LineKind::Nvme)],
             ..Counters::default()
         };
-        owners.assign(&mut counters, &LossesByName::default(), || {
-            topology(&["nvme0"])
-        });
+        owners.assign(
+            &mut counters,
+            &LossesByName::default(),
+            &OperationsByName::default(),
+            || topology(&["nvme0"]),
+        );
         owners.changed(|| counters.lines.clone());
         counters.lines = vec![line(40, "nvme0q1", LineKind::Nvme)];
-        owners.assign(&mut counters, &LossesByName::default(), || topology(&[]));
+        owners.assign(
+            &mut counters,
+            &LossesByName::default(),
+            &OperationsByName::default(),
+            || topology(&[]),
+        );
         assert_eq!(counters.lines[0].disk.as_deref(), Some("nvme0"));
         assert_eq!(counters.lines[0].path, Some(DiskPath::VmdBypass));
     }
@@ -464,6 +563,7 @@ mod tests {
                     ..Counters::default()
                 },
                 &LossesByName::default(),
+                &OperationsByName::default(),
                 read,
             );
             assert_eq!(reads.get(), expected);
@@ -476,6 +576,7 @@ mod tests {
                     ..Counters::default()
                 },
                 &LossesByName::default(),
+                &OperationsByName::default(),
                 read,
             );
             assert_eq!(reads.get(), expected, "an unknown line is a reason once");
@@ -487,6 +588,7 @@ mod tests {
                 ..Counters::default()
             },
             &LossesByName::default(),
+            &OperationsByName::default(),
             read,
         );
         assert_eq!(reads.get(), 3);
@@ -510,7 +612,12 @@ mod tests {
             (DiskName::Unknown, [1, 0]),
         ];
         let mut counters = Counters::default();
-        owners.assign(&mut counters, &losses(&counted), || topology.clone());
+        owners.assign(
+            &mut counters,
+            &losses(&counted),
+            &OperationsByName::default(),
+            || topology.clone(),
+        );
         let of = |disk: &str| {
             let found = counters.losses.disks.iter().find(|it| it.disk == disk);
             let LossCounts {
@@ -527,6 +634,70 @@ mod tests {
                 lost_interrupts: 1
             }
         );
+    }
+
+    #[test]
+    fn operations_belong_to_the_controller_that_any_of_its_names_tells() {
+        let address = PciAddress("0000:97:00.5".to_owned());
+        let mut topology = topology(&[]);
+        topology.controllers.push(Controller {
+            address: address.clone(),
+            driver: None,
+            device_id: None,
+            action: None,
+            domain: Some("10000".to_owned()),
+            numa_node: None,
+            mode: Mode::Remap,
+            mode_evidence: Vec::new(),
+            vectors: vec![Vector {
+                index: 0,
+                irq: 41,
+                used_for: VectorUse::All,
+                effective_affinity: None,
+            }],
+            other_lines: Vec::new(),
+            child_interrupts: 0,
+            sharing_factor: None,
+        });
+        let once = |operation: MsiOperation| {
+            let mut counts = [0; MsiOperation::ALL.len()];
+            counts[operation as usize] = 1;
+            counts
+        };
+        let operations = OperationsByName {
+            controllers: HashMap::from([
+                (ControllerName::Domain(0x10000), once(MsiOperation::Free)),
+                (ControllerName::Domain(0x10001), once(MsiOperation::Free)),
+                (
+                    ControllerName::Address(address.0.clone()),
+                    once(MsiOperation::RemapOn),
+                ),
+                (ControllerName::Vector(41), once(MsiOperation::Move)),
+                (ControllerName::Unknown, once(MsiOperation::Enable)),
+            ]),
+            unassigned: 5,
+            ..OperationsByName::default()
+        };
+        let mut owners = Owners::default();
+        let mut counters = Counters::default();
+        owners.assign(&mut counters, &LossesByName::default(), &operations, || {
+            topology
+        });
+        let counted: Vec<_> = counters
+            .msi
+            .operations
+            .iter()
+            .map(|it| (&it.controller, it.operation, it.count))
+            .collect();
+        assert_eq!(
+            counted,
+            [
+                (&address, MsiOperation::Free, 1),
+                (&address, MsiOperation::RemapOn, 1),
+                (&address, MsiOperation::Move, 1),
+            ]
+        );
+        assert_eq!(counters.msi.unassigned, 7);
     }
 
     /// What a disk's owner had counted: by controller and path.
@@ -567,7 +738,12 @@ mod tests {
                 lines: counted(runs),
                 ..Counters::default()
             };
-            owners.assign(&mut counters, &LossesByName::default(), || topology.clone());
+            owners.assign(
+                &mut counters,
+                &LossesByName::default(),
+                &OperationsByName::default(),
+                || topology.clone(),
+            );
             counters
         };
         let vmd = topology(&["nvme0"]);

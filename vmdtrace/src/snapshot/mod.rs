@@ -153,12 +153,54 @@ pub struct Losses {
     pub unassigned: LossCounts,
 }
 
+/// What was done to a controller's interrupts or to those of its children.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MsiOperation {
+    /// A child's interrupt was put on the list of a vector.
+    Enable,
+    /// It was taken off.
+    Disable,
+    Startup,
+    Shutdown,
+    /// The message was made that a child is to send.
+    Compose,
+    Allocate,
+    Free,
+    /// Remapping was switched on for the controller.
+    RemapOn,
+    RemapOff,
+    /// A vector of the controller went to another CPU.
+    Move,
+}
+
+/// How often one of them was done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperationCount {
+    pub controller: PciAddress,
+    pub operation: MsiOperation,
+    pub count: u64,
+}
+
+/// All of them. What was never done is not listed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MsiCounts {
+    pub operations: Vec<OperationCount>,
+    /// Operations whose controller could not be told.
+    pub unassigned: u64,
+    /// Searches for a free vector, for any device, that found none.
+    pub allocation_failures: u64,
+    /// Messages for the log that found no room.
+    pub lost_messages: u64,
+}
+
 /// Everything the eBPF programs counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     pub lines: Vec<LineCounts>,
     pub cpus: Vec<CpuCounts>,
     pub losses: Losses,
+    pub msi: MsiCounts,
 }
 
 /// The one state a probe is in.

@@ -1,7 +1,7 @@
 //! What the probes of a [`Snapshot`] say of its counters: a zero is only a
 //! zero where something was counting.
 
-use super::{Probe, ProbeState, Snapshot};
+use super::{MsiOperation, Probe, ProbeState, Snapshot};
 
 /// Raw tracepoint at the start of a handler run.
 pub const IRQ_HANDLER_ENTRY: &str = "irq_handler_entry";
@@ -14,8 +14,26 @@ pub const NVME_TIMEOUT: &str = "nvme_timeout";
 /// Kprobe on the NVMe driver's giving a controller up: what it reaps then was
 /// not lost.
 pub const NVME_DEV_DISABLE: &str = "nvme_dev_disable";
+/// Kprobes on the VMD driver's functions, by what they do to an interrupt.
+pub const MSI_ENABLE: &str = "msi_enable";
+pub const MSI_DISABLE: &str = "msi_disable";
+pub const MSI_STARTUP: &str = "msi_startup";
+pub const MSI_SHUTDOWN: &str = "msi_shutdown";
+pub const MSI_COMPOSE: &str = "msi_compose";
+pub const MSI_ALLOCATE: &str = "msi_allocate";
+pub const MSI_FREE: &str = "msi_free";
+/// The function by which remapping is switched.
+pub const PCI_WRITE_CONFIG_WORD: &str = "pci_write_config_word";
+/// Raw tracepoint of a vector that gets a place on a CPU.
+pub const VECTOR_UPDATE: &str = "vector_update";
+/// Raw tracepoints of a search for a free vector.
+pub const VECTOR_ALLOC: &str = "vector_alloc";
+pub const VECTOR_ALLOC_MANAGED: &str = "vector_alloc_managed";
 /// Not a hook: whether runs that the kernel repeated can be told.
 pub const REPEATED_RUNS: &str = "repeated_runs";
+/// Not a hook: whether completions are taken inside the handlers, so that
+/// figures per interrupt mean something.
+pub const HANDLER_COMPLETIONS: &str = "handler_completions";
 /// Not a hook: whether the time in handlers is measured (see
 /// [`Level`](super::source::Level)). Measured unless this says otherwise.
 pub const HANDLER_TIME: &str = "handler_time";
@@ -29,6 +47,7 @@ pub struct Counted {
     pub completions: bool,
     pub timeouts: bool,
     pub lost_interrupts: bool,
+    pub allocation_failures: bool,
 }
 
 impl Snapshot {
@@ -56,19 +75,23 @@ impl Snapshot {
         Ok(())
     }
 
+    /// Whether what this probe counts is known. Not applicable: no driver is
+    /// loaded, so nothing can happen.
+    #[must_use]
+    pub fn counts(&self, name: &str) -> bool {
+        matches!(
+            self.probe(name).map(|probe| probe.state),
+            Some(ProbeState::Attached | ProbeState::NotApplicable)
+        )
+    }
+
     /// Which of the counters mean anything.
     #[must_use]
     pub fn counted(&self) -> Counted {
         let state = |name| self.probe(name).map(|probe| probe.state);
         let interrupts = self.interrupt_accounting().is_ok();
         let lines = &self.counters.lines;
-        // Not applicable: no driver is loaded, so nothing can happen.
-        let counts = |name| {
-            matches!(
-                state(name),
-                Some(ProbeState::Attached | ProbeState::NotApplicable)
-            )
-        };
+        let counts = |name| self.counts(name);
         Counted {
             interrupts,
             handler_time: interrupts
@@ -84,6 +107,56 @@ impl Snapshot {
                 && [NVME_SQ, NVME_TIMEOUT, NVME_DEV_DISABLE]
                     .into_iter()
                     .all(counts),
+            allocation_failures: [VECTOR_ALLOC, VECTOR_ALLOC_MANAGED].into_iter().all(counts),
+        }
+    }
+}
+
+impl MsiOperation {
+    /// All, in the order of the programs' counts.
+    pub const ALL: [Self; 10] = [
+        Self::Enable,
+        Self::Disable,
+        Self::Startup,
+        Self::Shutdown,
+        Self::Compose,
+        Self::Allocate,
+        Self::Free,
+        Self::RemapOn,
+        Self::RemapOff,
+        Self::Move,
+    ];
+
+    /// The operation in one word, the same everywhere it is shown.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Enable => "enable",
+            Self::Disable => "disable",
+            Self::Startup => "startup",
+            Self::Shutdown => "shutdown",
+            Self::Compose => "compose",
+            Self::Allocate => "allocate",
+            Self::Free => "free",
+            Self::RemapOn => "remap-on",
+            Self::RemapOff => "remap-off",
+            Self::Move => "move",
+        }
+    }
+
+    /// The probe that counts it.
+    #[must_use]
+    pub fn probe(self) -> &'static str {
+        match self {
+            Self::Enable => MSI_ENABLE,
+            Self::Disable => MSI_DISABLE,
+            Self::Startup => MSI_STARTUP,
+            Self::Shutdown => MSI_SHUTDOWN,
+            Self::Compose => MSI_COMPOSE,
+            Self::Allocate => MSI_ALLOCATE,
+            Self::Free => MSI_FREE,
+            Self::RemapOn | Self::RemapOff => PCI_WRITE_CONFIG_WORD,
+            Self::Move => VECTOR_UPDATE,
         }
     }
 }

@@ -17,6 +17,7 @@ mod guest;
 mod late_modules;
 mod leftovers;
 mod lost;
+mod msi;
 mod native;
 mod server;
 mod shared;
@@ -154,6 +155,7 @@ fn main() -> ExitCode {
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());
     trials.extend(lost::trials());
+    trials.extend(msi::trials());
     trials.extend(native::trials());
     trials.extend(shell::trials());
     trials.extend(soak::trials());
