@@ -14,6 +14,8 @@
 //!   held go to `completions_outside`, so none is lost.
 //! - An entry on a full stack is counted in `overflowed_runs` and not tracked.
 //! - A run is counted at its exit.
+//! - A completion belongs to the innermost frame, with its distance, and is counted
+//!   on the line at the end of that run; without a frame it is one outside.
 //! - A CPU that is not armed counts nothing: the programs may have been attached
 //!   in the middle of a handler, and its children would look like runs of their
 //!   own.
@@ -26,6 +28,8 @@ use crate::{
         CpuBank, Frame, LineCell, LineEntry, MAX_DEPTH, MAX_NAMES_PER_IRQ, NO_SLOT, kind, state,
     },
     names::Name,
+    placement::{self, RemoteCounts, distance},
+    samples,
 };
 
 /// Answer to [`World::take_slot`].
@@ -177,6 +181,7 @@ pub fn exit<W: World>(
     cell.inclusive_ns += inclusive_ns;
     cell.self_ns += inclusive_ns.saturating_sub(frame.nested_ns);
     cell.completions += u64::from(frame.completions);
+    add_remote(&mut cell.remote, &frame.remote);
     if frame.kind == kind::VMD_VECTOR {
         cell.child_runs += u64::from(frame.child_runs);
         cell.child_unhandled_runs += u64::from(frame.child_unhandled_runs);
@@ -184,19 +189,46 @@ pub fn exit<W: World>(
     }
 }
 
-/// An NVMe completion was taken from its queue. Returns true if that happened
-/// outside any tracked handler: the caller then adds 1 to
-/// `completions_outside` atomically, because task context may be interrupted
-/// by another completion of the same CPU.
+/// What the accounting of a completion needs of its surroundings.
+pub trait CompletionWorld {
+    /// How far this CPU is from the one the request was made on.
+    fn distance(&mut self) -> u64;
+    /// Whether times are sampled.
+    fn samples(&mut self) -> bool;
+    fn cell(&mut self, slot: u32) -> Option<&mut LineCell>;
+    /// Adds 1 so that a run in between, on the same CPU, loses nothing.
+    fn add_one(&mut self, counter: &mut u64);
+}
+
+/// An NVMe completion was taken from its queue. Returns the index of the disk
+/// to sample its times for, if it is one of those that are sampled.
+///
+/// Outside any handler the CPU may be interrupted by another completion: what is
+/// written there is added to atomically.
 #[inline(always)]
 #[must_use]
-pub fn completion(bank: &mut CpuBank) -> bool {
+pub fn completion<W: CompletionWorld>(bank: &mut CpuBank, world: &mut W) -> Option<u32> {
+    let distance = world.distance();
     let depth = bank.depth;
     if depth == 0 {
-        return true;
+        let number = bank.completions_outside;
+        world.add_one(&mut bank.completions_outside);
+        if distance != distance::LOCAL {
+            world.add_one(&mut bank.remote_outside[placement::index_of(distance)]);
+        }
+        return (world.samples() && samples::is_sampled(number)).then_some(0);
     }
-    bank.frames[index_of(depth - 1)].completions += 1;
-    false
+    let frame = &mut bank.frames[index_of(depth - 1)];
+    let nth_of_run = u64::from(frame.completions);
+    frame.completions += 1;
+    if distance != distance::LOCAL {
+        frame.remote[placement::index_of(distance)] += 1;
+    }
+    if !world.samples() || frame.slot == NO_SLOT {
+        return None;
+    }
+    let cell = world.cell(frame.slot)?;
+    samples::is_sampled(cell.completions.wrapping_add(nth_of_run)).then_some(cell.disk)
 }
 
 /// Index of the frame at a depth. The mask spares the verifier, and the
@@ -240,11 +272,22 @@ fn drop_frames(bank: &mut CpuBank, from: u64) {
     while index < MAX_DEPTH {
         if index >= from && index < bank.depth {
             bank.lost_frames += 1;
-            bank.completions_outside += u64::from(bank.frames[index_of(index)].completions);
+            let frame = &bank.frames[index_of(index)];
+            bank.completions_outside += u64::from(frame.completions);
+            add_remote(&mut bank.remote_outside, &frame.remote);
         }
         index += 1;
     }
     bank.depth = from;
+}
+
+#[inline(always)]
+fn add_remote(counts: &mut RemoteCounts<u64>, more: &RemoteCounts<u32>) {
+    let mut index = 0;
+    while index < more.len() {
+        counts[index] += u64::from(more[index]);
+        index += 1;
+    }
 }
 
 /// Whether a depth-0 run repeats the one before without a new interrupt: the
@@ -329,6 +372,11 @@ fn learn<W: World>(
             cell.kind = kind;
             cell.next = entry.newest;
             cell.name = name;
+            cell.disk = if kind == kind::NVME {
+                disk_index(&name)
+            } else {
+                0
+            };
             world.publish(slot);
             entry.newest = slot + 1;
             entry.slot = slot;
@@ -347,6 +395,13 @@ fn learn<W: World>(
             entry.generation = bank.generation.wrapping_sub(1);
         }
     }
+}
+
+/// Index of an NVMe queue's disk in the map of samples.
+#[inline(always)]
+fn disk_index(name: &Name) -> u32 {
+    let index = name.disk_number().wrapping_add(1);
+    if index < samples::DISKS { index } else { 0 }
 }
 
 #[cfg(test)]

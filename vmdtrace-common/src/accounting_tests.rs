@@ -1,9 +1,15 @@
 //! The accounting against the naive model, and its rules one by one.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{self, Event, IRQS, Model, any_stream};
+use crate::{
+    model::{self, Event, IRQS, MadeUpPlace, Model, any_places, any_stream},
+    placement::Place,
+    samples::{DISKS, DiskSamples, PENDING, Pending, SampleWorld, pending_index, samples_of},
+};
 
 /// The accounting with tables of its own, as a program has maps.
 struct Machine {
@@ -18,6 +24,9 @@ struct Machine {
     irqs_sum: Option<u64>,
     cpu: u32,
     without_slot: Vec<u32>,
+    places: Vec<Place>,
+    samples: Vec<DiskSamples>,
+    pending: Vec<Pending>,
 }
 
 struct Tables<'a> {
@@ -68,9 +77,67 @@ impl World for Tables<'_> {
     }
 }
 
+/// One completion as the accounting sees it.
+struct Completed<'a> {
+    machine: &'a mut Machine,
+    request: usize,
+}
+
+impl CompletionWorld for Completed<'_> {
+    fn distance(&mut self) -> u64 {
+        placement::from_here(self.machine.cpu, model::submitter(self.request), |cpu| {
+            self.machine.places.get(cpu as usize).copied()
+        })
+    }
+
+    fn samples(&mut self) -> bool {
+        true
+    }
+
+    fn cell(&mut self, slot: u32) -> Option<&mut LineCell> {
+        self.machine.cells.get_mut(slot as usize)
+    }
+
+    fn add_one(&mut self, counter: &mut u64) {
+        *counter += 1;
+    }
+}
+
+/// Address of a made-up request.
+fn address_of(request: usize) -> u64 {
+    0xffff_8880_0123_0000 + 512 * request as u64
+}
+
+impl SampleWorld for Tables<'_> {
+    fn now(&mut self) -> u64 {
+        World::now(self)
+    }
+
+    fn start_of(&mut self, request: u64) -> u64 {
+        model::start_ns((request - address_of(0)) as usize / 512)
+    }
+
+    fn disk(&mut self, index: u32) -> Option<&mut DiskSamples> {
+        self.machine.samples.get_mut(index as usize)
+    }
+
+    fn pending(&mut self, request: u64) -> Option<&mut Pending> {
+        self.machine
+            .pending
+            .get_mut(pending_index(request) as usize)
+    }
+
+    fn add(counter: &mut u64, count: u64) {
+        *counter += count;
+    }
+}
+
 impl Machine {
     fn new(cpus: usize, slots: u32) -> Self {
         Self {
+            places: vec![Place::default(); cpus],
+            samples: vec![DiskSamples::default(); DISKS as usize],
+            pending: vec![Pending::default(); PENDING as usize],
             banks: vec![
                 CpuBank {
                     armed: 1,
@@ -120,7 +187,18 @@ impl Machine {
                     handled,
                 );
             }
-            Event::Completion => bank.completions_outside += u64::from(completion(&mut bank)),
+            Event::Completion { request } => {
+                let mut world = Completed {
+                    machine: self,
+                    request,
+                };
+                if let Some(disk) = completion(&mut bank, &mut world) {
+                    samples::completed(&mut Tables { machine: self }, address_of(request), disk);
+                }
+            }
+            Event::End { request } => {
+                samples::ended(&mut Tables { machine: self }, address_of(request));
+            }
             Event::NewGeneration => {
                 for bank in &mut self.banks {
                     bank.generation += 1;
@@ -167,6 +245,7 @@ fn assert_equal(machine: &Machine, model: &Model) -> Result<(), TestCaseError> {
             unhandled_runs: cell.unhandled_runs,
             repeated_runs: cell.repeated_runs,
             completions: cell.completions,
+            placed: placed(cell.completions, cell.remote),
             child_runs: cell.child_runs,
             child_unhandled_runs: cell.child_unhandled_runs,
             child_completions: cell.child_completions,
@@ -178,6 +257,7 @@ fn assert_equal(machine: &Machine, model: &Model) -> Result<(), TestCaseError> {
         let seen = model::Cpu {
             depth0_runs: bank.depth0_runs,
             completions_outside: bank.completions_outside,
+            placed_outside: placed(bank.completions_outside, bank.remote_outside),
             unassigned_runs: bank.unassigned_runs,
             unassigned_completions: bank.unassigned_completions,
             lost_frames: bank.lost_frames,
@@ -187,7 +267,32 @@ fn assert_equal(machine: &Machine, model: &Model) -> Result<(), TestCaseError> {
         };
         prop_assert_eq!(&seen, expected);
     }
+    let seen = machine
+        .samples
+        .iter()
+        .zip(0..)
+        .filter_map(|(of_disk, index)| {
+            let counted = model::Samples {
+                with_start: of_disk.latency.buckets.iter().sum(),
+                without_start: of_disk.without_start,
+                ended: of_disk.handling.buckets.iter().sum(),
+            };
+            (counted != model::Samples::default()).then_some((u32::checked_sub(index, 1), counted))
+        });
+    prop_assert_eq!(seen.collect::<BTreeMap<_, _>>(), model.samples.clone());
     Ok(())
+}
+
+/// By distance, what is local first.
+fn placed(completions: u64, remote: [u64; 4]) -> [u64; 5] {
+    let [same_cache, other_cache, other_node, unknown] = remote;
+    let local = completions - remote.iter().sum::<u64>();
+    [local, same_cache, other_cache, other_node, unknown]
+}
+
+fn places_of(places: &[MadeUpPlace]) -> Vec<Place> {
+    let place = |&(cache, node): &MadeUpPlace| Place::new(cache, node);
+    places.iter().map(place).collect()
 }
 
 proptest! {
@@ -196,17 +301,40 @@ proptest! {
     #[test]
     fn accounting_equals_the_naive_model(
         stream in any_stream(3, 40),
+        places in any_places(3),
         slots in 0..12u32,
         sees_counts in any::<bool>(),
     ) {
         let mut machine = Machine::new(3, slots);
-        let mut model = Model::new(3, slots as usize, sees_counts);
+        machine.places = places_of(&places);
+        let mut model = Model::new(&places, slots as usize, sees_counts);
         for (cpu, event) in &stream {
             model.feed(*cpu, event);
             machine.irqs_sum = model.irqs_sum(*cpu);
             machine.feed(*cpu, event);
         }
         assert_equal(&machine, &model)?;
+    }
+
+    /// Where no frame is lost, the samples of a line follow from its completions.
+    #[test]
+    fn each_line_is_sampled_by_its_completions(
+        runs in prop::collection::vec((1..=2u32, 0..100usize), 1..20),
+    ) {
+        let mut machine = named(&["nvme0q1", "nvme3q1"]);
+        for (irq, completions) in runs {
+            let action = irq as usize - 1;
+            machine.run(&[enter_line(irq, action)]);
+            machine.run(&vec![Event::Completion { request: 2 }; completions]);
+            machine.run(&[exit_line(irq, action, true)]);
+        }
+        for (irq, name, index) in [(1, "nvme0q1", 1), (2, "nvme3q1", 4)] {
+            let wanted = Name::new(name.as_bytes());
+            let mut cells = machine.cells.iter().filter(|cell| cell.irq == irq && cell.name == wanted);
+            let completions = cells.next().map_or(0, |cell| cell.completions);
+            let samples: u64 = machine.samples[index].latency.buckets.iter().sum();
+            prop_assert_eq!(samples, samples_of(completions), "{}", name);
+        }
     }
 
     /// The clock ticks by 10 at each reading, so a run with `n` children in it
@@ -275,8 +403,8 @@ fn a_vector_with_two_children() {
     machine.run(&[
         enter_line(1, 0),
         enter_line(2, 1),
-        Event::Completion,
-        Event::Completion,
+        Event::Completion { request: 1 },
+        Event::Completion { request: 1 },
         exit_line(2, 1, true),
         enter_line(3, 2),
         exit_line(3, 2, false),
@@ -311,7 +439,11 @@ fn a_vector_with_two_children() {
 #[test]
 fn a_lost_exit_heals_and_loses_no_completion() {
     let mut machine = named(&["vmd0", "nvme0q1"]);
-    machine.run(&[enter_line(1, 0), enter_line(2, 1), Event::Completion]);
+    machine.run(&[
+        enter_line(1, 0),
+        enter_line(2, 1),
+        Event::Completion { request: 1 },
+    ]);
     machine.run(&[enter_line(1, 0), exit_line(1, 0, true)]);
     let bank = &machine.banks[0];
     assert_eq!(
@@ -319,6 +451,35 @@ fn a_lost_exit_heals_and_loses_no_completion() {
         (2, 1, 0)
     );
     assert_eq!(cell_of(&machine, 1, "vmd0").depth0_runs, 1);
+}
+
+#[test]
+fn completions_of_a_lost_run_keep_their_distance() {
+    let mut machine = named(&["vmd0", "nvme0q1"]);
+    machine.places = places_of(&[(Some(0), Some(0)), (Some(0), Some(0)), (Some(2), Some(1))]);
+    machine.run(&[enter_line(1, 0), enter_line(2, 1)]);
+    // Made on CPU 0, 1, 2 and on none.
+    machine.run(&[1, 2, 3, 0].map(|request| Event::Completion { request }));
+    machine.run(&[enter_line(1, 0), exit_line(1, 0, true)]);
+    let bank = &machine.banks[0];
+    assert_eq!(
+        (bank.completions_outside, bank.remote_outside),
+        (4, [1, 0, 1, 1])
+    );
+    assert_eq!(cell_of(&machine, 2, "nvme0q1").remote, [0; 4]);
+}
+
+#[test]
+fn an_end_is_taken_once_and_by_its_request_only() {
+    let mut machine = named(&["nvme0q1"]);
+    machine.run(&[enter_line(1, 0)]);
+    while machine.samples[1].latency.sum_ns == 0 {
+        machine.run(&[Event::Completion { request: 2 }]);
+    }
+    machine.run(&[3, 2, 2].map(|request| Event::End { request }));
+    let handled = machine.samples[1].handling;
+    // The clock ticks by 10 between the two.
+    assert_eq!((handled.buckets[0], handled.sum_ns), (1, 10));
 }
 
 #[test]
@@ -394,7 +555,7 @@ fn no_slot_is_said_once_counted_always_and_keeps_the_nesting() {
         machine.run(&[
             enter_line(1, 0),
             enter_line(2, 1),
-            Event::Completion,
+            Event::Completion { request: 1 },
             exit_line(2, 1, true),
             exit_line(1, 0, true),
         ]);

@@ -5,7 +5,7 @@
 //! multiples of 64 bytes (asserted below), except for [`LineEntry`], which is
 //! written only when a line is learned.
 
-use crate::names::Name;
+use crate::{names::Name, placement::RemoteCounts};
 
 /// Frames a CPU's stack holds. A VMD vector and its child need two; the rest is
 /// for demultiplexed lines that are watched by name.
@@ -74,16 +74,17 @@ pub struct LineCell {
     pub completions: u64,
     pub child_runs: u64,
 
-    pub child_unhandled_runs: u64,
-    pub child_completions: u64,
+    /// Of the completions, those on another CPU than the request's.
+    pub remote: RemoteCounts<u64>,
     /// Of the latest depth-0 run: the CPU's interrupt count, its action and CPU + 1.
     pub last_irqs_sum: u64,
     pub last_action: u64,
     pub last_cpu: u32,
     /// Slot + 1 of the VMD vector it last ran in.
     pub parent: u32,
-    pub reserved: [u64; 3],
+    pub child_completions: u64,
 
+    pub child_unhandled_runs: u64,
     pub irq: u32,
     pub kind: u32,
     /// Slot + 1 of an earlier name of the same interrupt number.
@@ -91,7 +92,9 @@ pub struct LineCell {
     /// Not 0 once the slot is taken and described.
     pub ready: u32,
     pub name: Name,
-    pub reserved_tail: [u64; 2],
+    /// Index of the disk in the map of samples; 0: none.
+    pub disk: u32,
+    pub reserved: u32,
 }
 
 /// A handler that is running.
@@ -111,6 +114,8 @@ pub struct Frame {
     pub child_runs: u32,
     pub child_unhandled_runs: u32,
     pub child_completions: u32,
+    /// Of the completions, those on another CPU than the request's.
+    pub remote: RemoteCounts<u32>,
     pub reserved: u64,
 }
 
@@ -142,7 +147,9 @@ pub struct CpuBank {
     pub unreadable_actions: u64,
     /// Runs of an interrupt number beyond the line table.
     pub out_of_range_runs: u64,
-    pub reserved: [u64; 4],
+    /// Of `completions_outside`, those on another CPU than the request's. Also
+    /// written from task context: added to atomically.
+    pub remote_outside: RemoteCounts<u64>,
 
     pub frames: [Frame; MAX_DEPTH as usize],
 }
@@ -150,5 +157,6 @@ pub struct CpuBank {
 const _: () = assert!(MAX_DEPTH.is_power_of_two());
 const _: () = assert!(size_of::<LineEntry>() == 32);
 const _: () = assert!(size_of::<LineCell>() == 192);
-const _: () = assert!(size_of::<Frame>() == 64);
-const _: () = assert!(size_of::<CpuBank>() == 128 + 4 * 64);
+const _: () = assert!(size_of::<Frame>() == 80);
+const _: () = assert!(size_of::<CpuBank>() == 128 + 4 * 80);
+const _: () = assert!(size_of::<CpuBank>().is_multiple_of(64));

@@ -15,8 +15,11 @@ pub mod loss;
 pub mod model;
 pub mod msi;
 pub mod names;
+pub mod placement;
+pub mod samples;
 
-pub use accounting::{Taken, World, completion, enter, exit};
+pub use accounting::{CompletionWorld, Taken, World, completion, enter, exit};
 pub use cells::{CpuBank, Frame, LineCell, LineEntry};
 pub use loss::{DiskKey, DiskLosses, LossTotals, RequestLayout};
 pub use names::{Name, NameTable};
+pub use placement::Place;

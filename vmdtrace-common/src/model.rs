@@ -26,6 +26,24 @@ pub const NAMES: [&str; 9] = [
     "virtio1-req.0",
 ];
 
+/// Number of made-up requests in a stream.
+pub const REQUESTS: usize = 6;
+
+/// A made-up request's submitting CPU; None: it has no context.
+#[must_use]
+pub fn submitter(request: usize) -> Option<u32> {
+    [None, Some(0), Some(1), Some(2), Some(999), Some(0)][request]
+}
+
+/// When a made-up request began, in nanoseconds; 0: the kernel did not note it.
+#[must_use]
+pub fn start_ns(request: usize) -> u64 {
+    u64::from(request != 1)
+}
+
+/// A CPU's last-level cache and NUMA node, where they are known.
+pub type MadeUpPlace = (Option<u32>, Option<u32>);
+
 /// What can happen on a CPU.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -38,7 +56,14 @@ pub enum Event {
         action: usize,
         handled: bool,
     },
-    Completion,
+    /// A completion of this request is taken.
+    Completion {
+        request: usize,
+    },
+    /// A request ended.
+    End {
+        request: usize,
+    },
     /// Devices came or went.
     NewGeneration,
     /// The action's memory now holds another action (None: unreadable).
@@ -84,6 +109,9 @@ pub struct Line {
     pub unhandled_runs: u64,
     pub repeated_runs: u64,
     pub completions: u64,
+    /// The completions by distance: local, same cache, other cache, other node,
+    /// unknown.
+    pub placed: [u64; 5],
     pub child_runs: u64,
     pub child_unhandled_runs: u64,
     pub child_completions: u64,
@@ -96,12 +124,23 @@ pub struct Line {
 pub struct Cpu {
     pub depth0_runs: u64,
     pub completions_outside: u64,
+    /// Those by distance.
+    pub placed_outside: [u64; 5],
     pub unassigned_runs: u64,
     pub unassigned_completions: u64,
     pub lost_frames: u64,
     pub unmatched_exits: u64,
     pub overflowed_runs: u64,
     pub unreadable_actions: u64,
+}
+
+/// Samples of one disk, by number; None: of no disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Samples {
+    pub with_start: u64,
+    pub without_start: u64,
+    /// Of both, those whose end was seen.
+    pub ended: u64,
 }
 
 type LineKey = (u32, String);
@@ -115,6 +154,7 @@ struct Running {
     line: Option<LineKey>,
     repeated: bool,
     completions: u64,
+    placed: [u64; 5],
     children: Vec<Child>,
 }
 
@@ -136,6 +176,9 @@ enum Belief {
 pub struct Model {
     pub lines: BTreeMap<LineKey, Line>,
     pub cpus: Vec<Cpu>,
+    pub samples: BTreeMap<Option<u32>, Samples>,
+    places: Vec<MadeUpPlace>,
+    pending: HashMap<usize, Option<u32>>,
     stacks: Vec<Vec<Running>>,
     names: Vec<Option<&'static str>>,
     beliefs: HashMap<u32, (usize, u32, Belief)>,
@@ -149,12 +192,16 @@ pub struct Model {
 }
 
 impl Model {
-    /// A machine with `cpus` CPUs and `slots` free slots. `sees_counts` tells
-    /// whether the kernel's interrupt counts can be read.
+    /// A machine with CPUs at these places and `slots` free slots. `sees_counts`
+    /// tells whether the kernel's interrupt counts can be read.
     #[must_use]
-    pub fn new(cpus: usize, slots: usize, sees_counts: bool) -> Self {
+    pub fn new(places: &[MadeUpPlace], slots: usize, sees_counts: bool) -> Self {
+        let cpus = places.len();
         Self {
             lines: BTreeMap::new(),
+            samples: BTreeMap::new(),
+            places: places.to_vec(),
+            pending: HashMap::new(),
             cpus: vec![Cpu::default(); cpus],
             stacks: vec![Vec::new(); cpus],
             names: vec![None; ACTIONS],
@@ -193,10 +240,12 @@ impl Model {
                 action,
                 handled,
             } => self.exit(cpu, irq, action, handled),
-            Event::Completion => match self.stacks[cpu].last_mut() {
-                Some(running) => running.completions += 1,
-                None => self.cpus[cpu].completions_outside += 1,
-            },
+            Event::Completion { request } => self.complete(cpu, request),
+            Event::End { request } => {
+                if let Some(disk) = self.pending.remove(&request) {
+                    self.samples.entry(disk).or_default().ended += 1;
+                }
+            }
             Event::NewGeneration => self.generation += 1,
             Event::Rename { action, name } => self.names[action] = name,
             Event::Counted => {
@@ -204,6 +253,56 @@ impl Model {
                     counts[cpu] += 1;
                 }
             }
+        }
+    }
+
+    /// 0 to 4: local, same cache, other cache, other node, unknown.
+    fn distance(&self, cpu: usize, request: usize) -> usize {
+        let Some(submitter) = submitter(request) else {
+            return 4;
+        };
+        if submitter as usize == cpu {
+            return 0;
+        }
+        let Some(other) = self.places.get(submitter as usize) else {
+            return 4;
+        };
+        match (self.places[cpu], *other) {
+            ((Some(here), _), (Some(there), _)) if here == there => 1,
+            ((Some(_), Some(here)), (Some(_), Some(there))) if here == there => 2,
+            ((Some(_), Some(_)), (Some(_), Some(_))) => 3,
+            _ => 4,
+        }
+    }
+
+    fn complete(&mut self, cpu: usize, request: usize) {
+        let distance = self.distance(cpu, request);
+        let bank = &mut self.cpus[cpu];
+        let (number, disk) = match self.stacks[cpu].last_mut() {
+            None => {
+                bank.completions_outside += 1;
+                bank.placed_outside[distance] += 1;
+                (bank.completions_outside - 1, None)
+            }
+            Some(running) => {
+                running.completions += 1;
+                running.placed[distance] += 1;
+                let Some(key) = &running.line else { return };
+                let line = &self.lines[key];
+                let disk = (line.kind == kind::NVME)
+                    .then(|| key.1.strip_prefix("nvme")?.split_once('q')?.0.parse().ok())
+                    .flatten();
+                (line.completions + running.completions - 1, disk)
+            }
+        };
+        if crate::samples::is_sampled(number) {
+            let samples = self.samples.entry(disk).or_default();
+            if start_ns(request) == 0 {
+                samples.without_start += 1;
+            } else {
+                samples.with_start += 1;
+            }
+            self.pending.insert(request, disk);
         }
     }
 
@@ -266,6 +365,7 @@ impl Model {
             line,
             repeated,
             completions: 0,
+            placed: [0; 5],
             children: Vec::new(),
         });
     }
@@ -346,6 +446,7 @@ impl Model {
         }
         line.unhandled_runs += u64::from(!handled);
         line.completions += run.completions;
+        add(&mut line.placed, run.placed);
         line.child_runs += run.children.len() as u64;
         line.child_unhandled_runs +=
             run.children.iter().filter(|child| !child.handled).count() as u64;
@@ -361,8 +462,15 @@ impl Model {
             if let Some(stale) = self.stacks[cpu].pop() {
                 self.cpus[cpu].lost_frames += 1;
                 self.cpus[cpu].completions_outside += stale.completions;
+                add(&mut self.cpus[cpu].placed_outside, stale.placed);
             }
         }
+    }
+}
+
+fn add(counts: &mut [u64; 5], more: [u64; 5]) {
+    for (count, by) in counts.iter_mut().zip(more) {
+        *count += by;
     }
 }
 
@@ -373,7 +481,8 @@ fn any_event() -> impl Strategy<Value = Event> {
         8 => (irq.clone(), action.clone()).prop_map(|(irq, action)| Event::Enter { irq, action }),
         8 => (irq, action.clone(), any::<bool>())
             .prop_map(|(irq, action, handled)| Event::Exit { irq, action, handled }),
-        3 => Just(Event::Completion),
+        3 => (0..REQUESTS).prop_map(|request| Event::Completion { request }),
+        2 => (0..REQUESTS).prop_map(|request| Event::End { request }),
         1 => Just(Event::NewGeneration),
         1 => (action, any_name()).prop_map(|(action, name)| Event::Rename { action, name }),
         2 => Just(Event::Counted),
@@ -386,10 +495,19 @@ fn any_name() -> impl Strategy<Value = Option<&'static str>> {
 
 /// A vector's run as the kernel makes it, with children and completions.
 fn any_vector_run() -> impl Strategy<Value = Vec<Event>> {
-    let child = (1..=IRQS, 0..ACTIONS, any::<bool>(), 0..3usize).prop_map(
+    // Some runs take many, so that there are samples.
+    let completions = prop_oneof![40 => 0..3usize, 1 => 40..150usize];
+    let completions = completions
+        .prop_flat_map(|count| prop::collection::vec((0..REQUESTS, any::<bool>()), count));
+    let child = (1..=IRQS, 0..ACTIONS, any::<bool>(), completions).prop_map(
         |(irq, action, handled, completions)| {
             let mut events = vec![Event::Enter { irq, action }];
-            events.extend(std::iter::repeat_n(Event::Completion, completions));
+            for (request, ends) in completions {
+                events.push(Event::Completion { request });
+                if ends {
+                    events.push(Event::End { request });
+                }
+            }
             events.push(Event::Exit {
                 irq,
                 action,
@@ -418,6 +536,13 @@ fn any_vector_run() -> impl Strategy<Value = Vec<Event>> {
             });
             events
         })
+}
+
+/// Places for `cpus` CPUs: few caches and nodes, so that they meet.
+pub fn any_places(cpus: usize) -> impl Strategy<Value = Vec<MadeUpPlace>> {
+    let known =
+        |numbers: std::ops::Range<u32>| prop_oneof![4 => numbers.prop_map(Some), 1 => Just(None)];
+    prop::collection::vec((known(0..2), known(0..2)), cpus)
 }
 
 /// Streams for `cpus` CPUs: names for all actions first, then well-formed runs

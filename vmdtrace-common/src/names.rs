@@ -35,6 +35,23 @@ impl Name {
         (self.0[(index / 8) & 3] >> (index % 8 * 8)) as u8
     }
 
+    /// The number behind the first four letters, as in `nvme12q3`; at most 999,999.
+    #[inline(always)]
+    #[must_use]
+    pub fn disk_number(&self) -> u32 {
+        let mut number = 0;
+        let mut index = 4;
+        while index < 10 {
+            let digit = u32::from(self.byte(index)).wrapping_sub(u32::from(b'0'));
+            if digit > 9 {
+                break;
+            }
+            number = number * 10 + digit;
+            index += 1;
+        }
+        number
+    }
+
     /// The bytes before the NUL.
     pub fn bytes(&self) -> impl Iterator<Item = u8> + '_ {
         (0..NAME_BYTES)
@@ -80,6 +97,18 @@ mod tests {
         assert_eq!(Name::new(b"vmd0").bytes().collect::<Vec<_>>(), b"vmd0");
         let long = Name::new(&[b'x'; 40]);
         assert_eq!(long.bytes().count(), NAME_BYTES);
+    }
+
+    #[test]
+    fn the_disk_of_a_queue_is_in_its_name() {
+        for (name, number) in [
+            ("nvme0q0", 0),
+            ("nvme12q3", 12),
+            ("nvme511q129", 511),
+            ("nvme1234567q1", 123_456),
+        ] {
+            assert_eq!(Name::new(name.as_bytes()).disk_number(), number, "{name}");
+        }
     }
 
     #[test]

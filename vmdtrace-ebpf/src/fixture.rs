@@ -1,5 +1,6 @@
-//! For tests: memory for made-up irqactions, and where the kernel has it. The
-//! programs under test read names through these addresses as they do real ones.
+//! For tests: memory for made-up irqactions and requests, and where the kernel
+//! has it. The programs under test read through these addresses as they do real
+//! ones.
 
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 
@@ -12,7 +13,7 @@ use aya_ebpf::{
 
 /// Kernel memory that user space fills.
 #[btf_map]
-static MEMORY: Array<[u8; 4096], 1, { BPF_F_MMAPABLE as usize }> = Array::new();
+static MEMORY: Array<[u8; 8192], 1, { BPF_F_MMAPABLE as usize }> = Array::new();
 
 /// Its address.
 #[btf_map]

@@ -8,13 +8,15 @@ use aya_ebpf::helpers::{
     generated::bpf_probe_read_kernel_str,
 };
 use vmdtrace_common::{
-    CpuBank, DiskKey, DiskLosses, LineCell, LineEntry, LossTotals, Name, NameTable, RequestLayout,
+    CpuBank, DiskKey, DiskLosses, LineCell, LineEntry, LossTotals, Name, NameTable, Place,
+    RequestLayout,
     msi::{DOMAIN_PREFIX, MsiTotals, OperationKey},
+    samples::{DiskSamples, Pending, pending_index},
 };
 
 use crate::maps::{
-    BANKS, CELLS, LINES, LOSS_TOTALS, LOSSES, MSI_TOTALS, NAMES, OPERATIONS, REQUEST_LAYOUT,
-    TIMING_OUT,
+    BANKS, CELLS, LINES, LOSS_TOTALS, LOSSES, MSI_TOTALS, NAMES, OPERATIONS, PENDING_ENDS, PLACES,
+    REQUEST_LAYOUT, SAMPLES, TIMING_OUT,
 };
 
 // Set by the loader from the running kernel's BTF and kallsyms.
@@ -55,6 +57,22 @@ static DRIVER_NAME: u32 = 0;
 /// 0: no clock is read.
 #[unsafe(no_mangle)]
 static TIMING: u32 = 1;
+
+/// 1: where a completion lands is told, by the two offsets below.
+#[unsafe(no_mangle)]
+static PLACEMENT: u32 = 0;
+/// Offset of `mq_ctx` in `struct request`.
+#[unsafe(no_mangle)]
+static REQUEST_CTX_OFFSET: u32 = 0;
+/// Offset of `cpu` in `struct blk_mq_ctx`.
+#[unsafe(no_mangle)]
+static CTX_CPU_OFFSET: u32 = 0;
+/// 1: times are sampled, by the offset below.
+#[unsafe(no_mangle)]
+static SAMPLING: u32 = 0;
+/// Offset of `start_time_ns` in `struct request`.
+#[unsafe(no_mangle)]
+static REQUEST_START_OFFSET: u32 = 0;
 
 /// Reads a constant that the loader may have set: the compiler must not take
 /// its initial value for granted.
@@ -124,7 +142,7 @@ pub(crate) fn action_name(action: u64) -> Option<Name> {
 ///
 /// A program's run may be interrupted by another on the same CPU, if it is
 /// nvme_sq's in task or softirq context. The inner run leaves depth and frames
-/// as it found them, and the only word that the outer one writes at depth 0 is
+/// as it found them, and the words that the outer one writes at depth 0 are
 /// added to atomically. User space writes `generation` and `armed`, each read
 /// once in a run.
 #[inline(always)]
@@ -151,6 +169,64 @@ pub(crate) fn cell(slot: u32) -> Option<&'static mut LineCell> {
     let cell = CELLS.get_ptr_mut(slot)?;
     // SAFETY: as above; a slot belongs to one interrupt number.
     Some(unsafe { &mut *cell })
+}
+
+#[inline(always)]
+pub(crate) fn tells_placement() -> bool {
+    constant!(PLACEMENT) != 0
+}
+
+#[inline(always)]
+pub(crate) fn samples_times() -> bool {
+    constant!(SAMPLING) != 0
+}
+
+/// The CPU that a request was made on (block/blk-mq.c, blk_mq_rq_ctx_init). None
+/// if it has no such context, or memory cannot be read.
+#[inline(always)]
+pub(crate) fn submitter(request: u64) -> Option<u32> {
+    let field = request.wrapping_add(u64::from(constant!(REQUEST_CTX_OFFSET)));
+    // SAFETY: the helper checks the address and fails where it cannot be read.
+    let ctx: u64 = unsafe { bpf_probe_read_kernel(field as *const u64) }.ok()?;
+    if ctx == 0 {
+        return None;
+    }
+    let field = ctx.wrapping_add(u64::from(constant!(CTX_CPU_OFFSET)));
+    // SAFETY: as above.
+    unsafe { bpf_probe_read_kernel(field as *const u32) }.ok()
+}
+
+/// When a request began; 0 if the kernel did not note it.
+#[inline(always)]
+pub(crate) fn start_of(request: u64) -> u64 {
+    let field = request.wrapping_add(u64::from(constant!(REQUEST_START_OFFSET)));
+    // SAFETY: the helper checks the address and fails where it cannot be read.
+    unsafe { bpf_probe_read_kernel(field as *const u64) }.unwrap_or(0)
+}
+
+#[inline(always)]
+pub(crate) fn place(cpu: u32) -> Option<Place> {
+    let place = PLACES.get_ptr(cpu)?;
+    // SAFETY: an element of a map lives as long as the program; one word, that
+    // user space writes whole.
+    Some(unsafe { core::ptr::read_volatile(place) })
+}
+
+/// A disk's samples.
+#[inline(always)]
+pub(crate) fn disk_samples(index: u32) -> Option<&'static mut DiskSamples> {
+    let samples = SAMPLES.get_ptr_mut(index)?;
+    // SAFETY: as above; every word is only added to, atomically.
+    Some(unsafe { &mut *samples })
+}
+
+/// Where a request's end is awaited.
+#[inline(always)]
+pub(crate) fn pending(request: u64) -> Option<&'static mut Pending> {
+    let pending = PENDING_ENDS.get_ptr_mut(pending_index(request))?;
+    // SAFETY: as above; two CPUs may write one element at once, which its check
+    // word tells.
+    Some(unsafe { &mut *pending })
 }
 
 #[inline(always)]
@@ -323,8 +399,8 @@ pub(crate) fn add_one(counter: &mut u64) {
     add(counter, 1);
 }
 
-/// Adds where another run may do so in between. The result is never used: only
-/// then is it the instruction every kernel has.
+/// Adds where another run or another CPU may do so in between. The result is
+/// never used: only then is it the instruction every kernel has.
 #[inline(always)]
 pub(crate) fn add(counter: &mut u64, count: u64) {
     #[cfg(target_arch = "bpf")]

@@ -7,8 +7,10 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use vmdtrace_common::{
-    CpuBank, DiskKey, DiskLosses, LineCell, LineEntry, LossTotals, NameTable, RequestLayout, loss,
+    CpuBank, DiskKey, DiskLosses, LineCell, LineEntry, LossTotals, NameTable, Place, RequestLayout,
+    loss,
     msi::{self, MsiTotals, OperationKey},
+    samples::{DISKS, DiskSamples, PENDING, Pending},
 };
 
 const MAPPED: usize = BPF_F_MMAPABLE as usize;
@@ -59,3 +61,15 @@ pub(crate) static MSI_TOTALS: Array<MsiTotals, 1, MAPPED> = Array::new();
 /// A few of them, to be told.
 #[btf_map]
 pub(crate) static MSI_MESSAGES: RingBuf<msi::Message, { msi::RING_BYTES }> = RingBuf::new();
+
+/// By CPU number: where it is. Filled by user space.
+#[btf_map]
+pub(crate) static PLACES: Array<Place, 1, MAPPED> = Array::new();
+
+/// By disk number + 1.
+#[btf_map]
+pub(crate) static SAMPLES: Array<DiskSamples, { DISKS as usize }, MAPPED> = Array::new();
+
+/// Sampled completions whose end is awaited.
+#[btf_map]
+pub(crate) static PENDING_ENDS: Array<Pending, { PENDING as usize }> = Array::new();

@@ -21,7 +21,7 @@ use vmdtrace::commands::serve;
 use vmdtrace::host::topology::Topology;
 use vmdtrace::snapshot::source::{Level, SnapshotError, SnapshotSource};
 use vmdtrace::snapshot::{
-    Counters, Host, LineCounts, LineKind, Probe, ProbeState, Snapshot, probes,
+    Counters, Host, LineCounts, LineKind, Probe, ProbeState, RunCounts, Snapshot, probes,
 };
 
 /// Only a failure waits for this long.
@@ -42,6 +42,7 @@ impl SnapshotSource for FakeSource {
             topology: Topology::default(),
             counters: Counters {
                 lines: vec![vector()],
+                cpus: Vec::new(),
                 ..Counters::default()
             },
             probes: [probes::IRQ_HANDLER_ENTRY, probes::IRQ_HANDLER_EXIT]
@@ -53,6 +54,8 @@ impl SnapshotSource for FakeSource {
     fn attach_pending(&self) {
         self.attach_pending.fetch_add(1, Ordering::SeqCst);
     }
+
+    fn cpus_changed(&self) {}
 
     fn topology_changed(&self) {
         self.topology_changed.fetch_add(1, Ordering::SeqCst);
@@ -84,16 +87,10 @@ fn vector() -> LineCounts {
         disk: None,
         path: None,
         parent_irq: None,
-        depth0_runs: 7,
-        nested_runs: 0,
-        unhandled_runs: 0,
-        repeated_runs: None,
-        inclusive_ns: 0,
-        self_ns: 0,
-        completions: 0,
-        child_runs: 0,
-        child_unhandled_runs: 0,
-        child_completions: 0,
+        counts: RunCounts {
+            depth0_runs: 7,
+            ..RunCounts::default()
+        },
     }
 }
 

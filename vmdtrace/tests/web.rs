@@ -116,6 +116,8 @@ impl SnapshotSource for FakeSource {
     fn attach_pending(&self) {}
 
     fn topology_changed(&self) {}
+
+    fn cpus_changed(&self) {}
 }
 
 struct Server {

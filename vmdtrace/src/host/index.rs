@@ -47,14 +47,19 @@ impl<'a> TopologyIndex<'a> {
                     .map(|line| (line.irq, controller)),
             );
         }
-        let number_of = |disk: &Disk| disk.name.strip_prefix("nvme").and_then(number);
         index.disks.extend(
             topology
                 .disks
                 .iter()
-                .filter_map(|disk| Some((number_of(disk)?, disk))),
+                .filter_map(|disk| Some((number_of(&disk.name)?, disk))),
         );
         index
+    }
+
+    /// The disk of this name.
+    #[must_use]
+    pub fn disk(&self, name: &str) -> Option<&'a Disk> {
+        self.disks.get(&number_of(name)?).copied()
     }
 
     /// The owner of the line with this number and action. An NVMe queue is
@@ -80,4 +85,8 @@ impl<'a> TopologyIndex<'a> {
             }),
         }
     }
+}
+
+fn number_of(disk: &str) -> Option<u32> {
+    disk.strip_prefix("nvme").and_then(number)
 }

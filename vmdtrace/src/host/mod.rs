@@ -17,6 +17,7 @@ mod irqs;
 mod mode;
 mod number_list;
 mod pci;
+mod places;
 mod printable;
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,7 @@ pub use capabilities::{Capabilities, Capability, capabilities};
 pub use index::{LineOwner, TopologyIndex};
 pub use irqs::max_irq;
 pub use number_list::{NumberList, NumberListError, possible_cpus};
+pub use places::cpu_places;
 pub use printable::printable;
 pub use vmd_ids::{VmdId, vmd_id};
 

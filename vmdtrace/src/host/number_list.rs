@@ -48,6 +48,19 @@ impl NumberList {
         Self::from_ranges(sets.into_iter().flat_map(|set| set.ranges).collect())
     }
 
+    /// The lowest number.
+    #[must_use]
+    pub fn first(&self) -> Option<u32> {
+        self.ranges.first().map(|&(first, _)| first)
+    }
+
+    #[must_use]
+    pub fn contains(&self, number: u32) -> bool {
+        self.ranges
+            .iter()
+            .any(|&(first, last)| (first..=last).contains(&number))
+    }
+
     /// The highest number.
     #[must_use]
     pub fn max(&self) -> Option<u32> {

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
+use prometheus::proto::{
+    Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType,
+};
 
 use crate::host::printable;
+use crate::snapshot::Times;
 
 /// Longest label value, in characters: more than any name the kernel gives
 /// out, and a bound for what a device can make us send.
@@ -73,6 +76,69 @@ impl<const N: usize> CounterFamily<N> {
             })
             .collect();
         push(name, help, MetricType::COUNTER, metrics, families);
+    }
+}
+
+/// A histogram of times with `N` labels, in seconds. Its bounds are powers of
+/// two of nanoseconds.
+#[derive(Debug)]
+pub(super) struct HistogramFamily<const N: usize> {
+    name: &'static str,
+    help: &'static str,
+    bounds: &'static [u32],
+    labels: [&'static str; N],
+    series: BTreeMap<[String; N], Times>,
+}
+
+impl<const N: usize> HistogramFamily<N> {
+    pub(super) fn new(
+        name: &'static str,
+        help: &'static str,
+        bounds: &'static [u32],
+        labels: [&'static str; N],
+    ) -> Self {
+        Self {
+            name,
+            help,
+            bounds,
+            labels,
+            series: BTreeMap::new(),
+        }
+    }
+
+    /// Adds to the series with these label values; adding none makes it exist.
+    pub(super) fn add(&mut self, values: [&str; N], times: &Times) {
+        let sum = self.series.entry(values.map(label_value)).or_default();
+        *sum = sum.combine(times, u64::saturating_add);
+    }
+
+    pub(super) fn push_to(self, families: &mut Vec<MetricFamily>) {
+        let Self {
+            name,
+            help,
+            bounds,
+            labels,
+            series,
+        } = self;
+        let metrics = series
+            .into_iter()
+            .map(|(values, times)| {
+                let mut histogram = Histogram::default();
+                histogram.set_sample_count(times.count());
+                histogram.set_sample_sum(times.sum_ns as f64 / 1e9);
+                let bucket = |bits: &u32| {
+                    let mut bucket = Bucket::default();
+                    bucket.set_upper_bound((1u64 << bits) as f64 / 1e9);
+                    bucket.set_cumulative_count(times.up_to(*bits));
+                    bucket
+                };
+                histogram.set_bucket(bounds.iter().map(bucket).collect());
+                let mut metric = Metric::from_label(label_pairs(labels, values));
+                metric.set_histogram(histogram);
+                metric
+            })
+            .collect();
+        push(name, help, MetricType::HISTOGRAM, metrics, families);
     }
 }
 

@@ -12,12 +12,12 @@
 //! Every family is described in docs/metrics.md; a test compares the two.
 
 mod collector;
-mod each_line;
 mod family;
 mod host;
 mod lines;
 mod loss;
 mod msi;
+mod placement;
 mod probes;
 mod process;
 #[cfg(test)]
@@ -62,16 +62,18 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
         cpus,
         losses,
         msi,
+        samples: _,
+        other_samples: _,
     } = counters;
     let counted = snapshot.counted();
 
     let mut families = Vec::new();
     probes::add(probes, &mut families);
     host::add(topology, &mut families);
-    lines::add_disks(topology, lines, counted, &mut families);
-    if each_line {
-        each_line::add(lines, counted, &mut families);
-    }
+    let at_rest = lines::lines_at_rest(topology);
+    lines::add_owned(&at_rest, lines, each_line, counted, &mut families);
+    let owned = lines::owned(&at_rest).chain(lines::owned(lines));
+    placement::add(topology, counters, owned, each_disk, counted, &mut families);
     lines::add_watched(lines, counted, &mut families);
     lines::add_cpus(cpus, counted, &mut families);
     loss::add(topology, losses, each_disk, counted, &mut families);

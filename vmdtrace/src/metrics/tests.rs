@@ -1,16 +1,22 @@
-use prometheus::TextEncoder;
+use prometheus::{TextEncoder, proto::Bucket};
 
 use super::*;
 use crate::host::topology::{
     Controller, Disk, DiskPath, Mode, PciAddress, Topology, Vector, VectorUse,
 };
 use crate::snapshot::{
-    CpuCounts, DiskLosses, LineCounts, LineKind, LossCounts, Losses, MsiCounts, MsiOperation,
-    OperationCount, Probe, ProbeState, probes,
+    CpuCounts, DiskLosses, DiskSamples, LineCounts, LineKind, LossCounts, Losses, MsiCounts,
+    MsiOperation, OperationCount, Probe, ProbeState, Remote, RunCounts, SampleCounts, Times,
+    probes,
 };
 
 const REMAP: &str = "0000:97:00.5";
 const BYPASS: &str = "0000:e2:00.5";
+
+const LINES: Detail = Detail {
+    lines: true,
+    disks: false,
+};
 
 const EVERYTHING: Detail = Detail {
     lines: true,
@@ -131,7 +137,18 @@ fn all_probes() -> Vec<Probe> {
             mechanism: "kallsyms".to_owned(),
             ..probe(probes::REPEATED_RUNS, None)
         },
+        probe(probes::BLOCK_RQ_COMPLETE, Some(0)),
+        probe(probes::PLACEMENT, None),
+        probe(probes::COMPLETION_TIMES, None),
     ]
+}
+
+/// Nothing was counted, and repeated runs can be told.
+fn no_counts() -> RunCounts {
+    RunCounts {
+        repeated_runs: Some(0),
+        ..RunCounts::default()
+    }
 }
 
 /// A line that counted nothing yet.
@@ -144,16 +161,7 @@ fn line(irq: u32, action: &str, kind: LineKind) -> LineCounts {
         disk: None,
         path: None,
         parent_irq: None,
-        depth0_runs: 0,
-        nested_runs: 0,
-        unhandled_runs: 0,
-        repeated_runs: Some(0),
-        inclusive_ns: 0,
-        self_ns: 0,
-        completions: 0,
-        child_runs: 0,
-        child_unhandled_runs: 0,
-        child_completions: 0,
+        counts: no_counts(),
     }
 }
 
@@ -172,88 +180,128 @@ fn lines() -> Vec<LineCounts> {
     vec![
         LineCounts {
             controller: vmd.clone(),
-            depth0_runs: 100,
-            repeated_runs: Some(2),
-            inclusive_ns: 90_000_000,
-            self_ns: 30_000_000,
-            child_runs: 305,
-            child_unhandled_runs: 204,
-            child_completions: 150,
+            counts: RunCounts {
+                depth0_runs: 100,
+                repeated_runs: Some(2),
+                inclusive_ns: 90_000_000,
+                self_ns: 30_000_000,
+                child_runs: 305,
+                child_unhandled_runs: 204,
+                child_completions: 150,
+                ..no_counts()
+            },
             ..line(41, "vmd0", LineKind::VmdVector)
         },
         LineCounts {
             controller: vmd.clone(),
-            depth0_runs: 10,
-            inclusive_ns: 1_000_000,
-            self_ns: 1_000_000,
+            counts: RunCounts {
+                depth0_runs: 10,
+                inclusive_ns: 1_000_000,
+                self_ns: 1_000_000,
+                ..no_counts()
+            },
             ..line(42, "vmd0", LineKind::VmdVector)
         },
         LineCounts {
             controller: vmd,
             parent_irq: Some(41),
-            nested_runs: 5,
-            unhandled_runs: 4,
-            inclusive_ns: 500_000,
-            self_ns: 500_000,
+            counts: RunCounts {
+                nested_runs: 5,
+                unhandled_runs: 4,
+                inclusive_ns: 500_000,
+                self_ns: 500_000,
+                ..no_counts()
+            },
             ..line(60, "pcie_port", LineKind::OtherChild)
         },
         LineCounts {
             parent_irq: Some(41),
-            nested_runs: 200,
-            unhandled_runs: 150,
-            inclusive_ns: 29_500_000,
-            self_ns: 29_500_000,
-            completions: 100,
+            counts: RunCounts {
+                nested_runs: 200,
+                unhandled_runs: 150,
+                inclusive_ns: 29_500_000,
+                self_ns: 29_500_000,
+                completions: 100,
+                remote: Remote {
+                    same_cache: 10,
+                    other_cache: 20,
+                    other_node: 30,
+                    unknown: 0,
+                },
+                ..no_counts()
+            },
             ..nvme(61, "nvme0q1", DiskPath::VmdRemap, Some(REMAP))
         },
         // Re-sent twice, in 2 ms: neither a hardware interrupt nor a repeated one.
         LineCounts {
             parent_irq: Some(41),
-            depth0_runs: 2,
-            nested_runs: 100,
-            unhandled_runs: 50,
-            repeated_runs: Some(2),
-            inclusive_ns: 32_000_000,
-            self_ns: 32_000_000,
-            completions: 52,
+            counts: RunCounts {
+                depth0_runs: 2,
+                nested_runs: 100,
+                unhandled_runs: 50,
+                repeated_runs: Some(2),
+                inclusive_ns: 32_000_000,
+                self_ns: 32_000_000,
+                completions: 52,
+                ..no_counts()
+            },
             ..nvme(62, "nvme0q2", DiskPath::VmdRemap, Some(REMAP))
         },
         LineCounts {
-            depth0_runs: 1000,
-            unhandled_runs: 1,
-            repeated_runs: Some(3),
-            inclusive_ns: 7_000_000,
-            self_ns: 7_000_000,
-            completions: 1500,
+            counts: RunCounts {
+                depth0_runs: 1000,
+                unhandled_runs: 1,
+                repeated_runs: Some(3),
+                inclusive_ns: 7_000_000,
+                self_ns: 7_000_000,
+                completions: 1500,
+                remote: Remote {
+                    unknown: 7,
+                    ..Remote::default()
+                },
+                ..no_counts()
+            },
             ..nvme(70, "nvme1q1", DiskPath::VmdBypass, Some(BYPASS))
         },
         LineCounts {
-            depth0_runs: 20,
-            inclusive_ns: 1,
-            self_ns: 1,
-            completions: 20,
+            counts: RunCounts {
+                depth0_runs: 20,
+                inclusive_ns: 1,
+                self_ns: 1,
+                completions: 20,
+                ..no_counts()
+            },
             ..nvme(80, "nvme2q1", DiskPath::Direct, None)
         },
         // Its disk is gone from the topology.
         LineCounts {
-            depth0_runs: 7,
-            inclusive_ns: 70,
-            self_ns: 70,
-            completions: 9,
+            counts: RunCounts {
+                depth0_runs: 7,
+                inclusive_ns: 70,
+                self_ns: 70,
+                completions: 9,
+                ..no_counts()
+            },
             ..nvme(81, "nvme7q1", DiskPath::VmdBypass, Some(BYPASS))
         },
         LineCounts {
-            depth0_runs: 30,
-            unhandled_runs: 5,
-            repeated_runs: Some(1),
-            inclusive_ns: 600,
-            self_ns: 600,
+            counts: RunCounts {
+                depth0_runs: 30,
+                unhandled_runs: 5,
+                repeated_runs: Some(1),
+                inclusive_ns: 600,
+                self_ns: 600,
+                ..no_counts()
+            },
             ..line(24, "eth0-rx-0", LineKind::Watched)
         },
         LineCounts {
-            depth0_runs: 12,
-            inclusive_ns: 400,
-            self_ns: 400,
+            counts: RunCounts {
+                depth0_runs: 12,
+                inclusive_ns: 400,
+                self_ns: 400,
+                ..no_counts()
+            },
             ..line(25, "eth0-rx-0", LineKind::Watched)
         },
     ]
@@ -273,6 +321,10 @@ fn cpus() -> Vec<CpuCounts> {
             interrupt_ns: 9_000_000,
             depth0_runs: 781,
             completions_outside: 4,
+            remote_outside: Remote {
+                other_node: 3,
+                ..Remote::default()
+            },
             unassigned_runs: 5,
             unassigned_completions: 6,
             lost_frames: 7,
@@ -317,6 +369,46 @@ fn msi() -> MsiCounts {
     }
 }
 
+/// So many times of so many significant bits.
+fn times(times: &[(u32, u64)]) -> Times {
+    let mut sum = Times::default();
+    for (bits, count) in times {
+        sum.buckets[(bits - 10) as usize] += count;
+        sum.sum_ns += count << (bits - 1);
+    }
+    sum
+}
+
+fn samples() -> Vec<DiskSamples> {
+    vec![
+        DiskSamples {
+            disk: "nvme0".to_owned(),
+            controller: Some(PciAddress(REMAP.to_owned())),
+            counts: SampleCounts {
+                latency: times(&[(10, 1), (17, 2), (18, 3), (30, 1)]),
+                handling: times(&[(10, 4), (13, 2)]),
+                without_start: 1,
+            },
+        },
+        DiskSamples {
+            disk: "nvme2".to_owned(),
+            controller: None,
+            counts: SampleCounts {
+                latency: times(&[(16, 1)]),
+                ..SampleCounts::default()
+            },
+        },
+    ]
+}
+
+fn other_samples() -> SampleCounts {
+    SampleCounts {
+        latency: times(&[(20, 1)]),
+        handling: times(&[(12, 1)]),
+        without_start: 2,
+    }
+}
+
 fn snapshot() -> Snapshot {
     Snapshot {
         taken_ns: 1,
@@ -330,6 +422,8 @@ fn snapshot() -> Snapshot {
             cpus: cpus(),
             losses: losses(),
             msi: msi(),
+            samples: samples(),
+            other_samples: other_samples(),
         },
         probes: all_probes(),
     }
@@ -398,22 +492,11 @@ fn the_text_is_the_golden_text() {
     assert_golden(&text, "golden.txt", include_str!("golden.txt"));
 }
 
-/// Whether a family is exported on request only.
-fn is_detail(name: &str) -> bool {
-    name.starts_with("vmdtrace_line_")
-        || matches!(
-            name,
-            "vmdtrace_disk_timeouts_total"
-                | "vmdtrace_disk_lost_interrupts_total"
-                | "vmdtrace_controller_msi_operations_total"
-        )
-}
-
 #[test]
 fn the_text_of_every_line_is_the_golden_text() {
-    let (of_lines, others): (Vec<_>, Vec<_>) = families(&snapshot(), EVERYTHING)
+    let (of_lines, others): (Vec<_>, Vec<_>) = families(&snapshot(), LINES)
         .into_iter()
-        .partition(|family| is_detail(family.name()));
+        .partition(|family| family.name().starts_with("vmdtrace_line_"));
     let encode = |families: &[MetricFamily]| TextEncoder::new().encode_to_string(families).unwrap();
     let of_lines = encode(&of_lines);
     assert_golden(
@@ -428,6 +511,101 @@ fn the_text_of_every_line_is_the_golden_text() {
     );
     // Watched lines have families of their own.
     assert!(!of_lines.contains("eth0"), "{of_lines}");
+}
+
+#[test]
+fn the_text_of_every_disk_is_the_golden_text() {
+    let detail = Detail {
+        lines: false,
+        disks: true,
+    };
+    let (of_disks, others): (Vec<_>, Vec<_>) =
+        families(&snapshot(), detail)
+            .into_iter()
+            .partition(|family| {
+                let by_disk = family.name().starts_with("vmdtrace_disk_");
+                (by_disk && family.name() != "vmdtrace_disk_info")
+                    || family.name() == "vmdtrace_controller_msi_operations_total"
+            });
+    let encode = |families: &[MetricFamily]| TextEncoder::new().encode_to_string(families).unwrap();
+    let of_disks = encode(&of_disks);
+    assert_golden(
+        &of_disks,
+        "golden_disks.txt",
+        include_str!("golden_disks.txt"),
+    );
+    assert_eq!(
+        encode(&others),
+        text(&snapshot()),
+        "detail changes the sums"
+    );
+}
+
+/// What is told of disks adds up to what is told of their controllers.
+#[test]
+fn disks_add_up_to_their_controllers() {
+    let families = families(&snapshot(), EVERYTHING);
+    let by_controller = |name: &str| {
+        let family = families
+            .iter()
+            .find(|family| family.name() == name)
+            .unwrap();
+        let mut sums = std::collections::BTreeMap::<Vec<String>, (f64, Vec<u64>)>::new();
+        for metric in family.get_metric() {
+            let labels = metric.get_label().iter();
+            let labels = labels.filter(|pair| pair.name() != "disk");
+            let key = labels.map(|pair| pair.value().to_owned()).collect();
+            let histogram = metric.get_histogram();
+            let buckets = histogram.get_bucket().iter();
+            let mut counts: Vec<_> = buckets.map(Bucket::cumulative_count).collect();
+            counts.push(histogram.get_sample_count());
+            let (value, sum) = sums.entry(key).or_default();
+            *value += metric.get_counter().get_value() + histogram.get_sample_sum();
+            sum.resize(counts.len(), 0);
+            for (sum, count) in sum.iter_mut().zip(counts) {
+                *sum += count;
+            }
+        }
+        sums.retain(|_, (value, _)| *value != 0.0);
+        sums
+    };
+    for name in [
+        "remote_completions_total",
+        "completion_latency_seconds",
+        "completion_handling_seconds",
+    ] {
+        let of_controllers = by_controller(&format!("vmdtrace_{name}"));
+        assert!(!of_controllers.is_empty());
+        assert_eq!(
+            by_controller(&format!("vmdtrace_disk_{name}")),
+            of_controllers,
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn without_their_probe_there_are_no_places_and_no_times() {
+    let without = |name: &str| {
+        let mut snapshot = snapshot();
+        let probe = snapshot.probes.iter_mut().find(|probe| probe.name == name);
+        probe.unwrap().state = ProbeState::Unsupported;
+        let missing = |what: &str| !names(&snapshot).iter().any(|name| name.contains(what));
+        [
+            missing("remote_completions"),
+            missing("completion_latency"),
+            missing("completion_handling"),
+            missing("without_start"),
+        ]
+    };
+    assert_eq!(without(probes::PLACEMENT), [true, false, false, false]);
+    assert_eq!(without(probes::COMPLETION_TIMES), [false, true, true, true]);
+    assert_eq!(
+        without(probes::BLOCK_RQ_COMPLETE),
+        [false, false, true, false]
+    );
+    assert_eq!(without(probes::NVME_SQ), [true; 4]);
+    assert_eq!(without(probes::IRQ_HANDLER_EXIT), [true; 4]);
 }
 
 #[test]
@@ -462,7 +640,7 @@ fn sums_over_all_series_are_sums_over_all_lines() {
         .counters
         .lines
         .iter()
-        .map(|line| line.child_runs)
+        .map(|line| line.counts.child_runs)
         .sum();
     assert_eq!(
         sum(&snapshot, "vmdtrace_line_child_runs_total"),
@@ -503,7 +681,6 @@ fn everything_in_the_topology_is_there_at_zero() {
             "handler_repeated_total",
             "handler_runs_total",
             "handler_unhandled_total",
-            "handler_resent_total",
             "handler_seconds_total",
             "completions_total",
         ] {
@@ -523,9 +700,13 @@ fn everything_in_the_topology_is_there_at_zero() {
                 "\nvmdtrace_{name}{{controller=\"{controller}\",disk=\"\",path=\"vmd-remap\"}} 0\n"
             ));
         }
-        for name in ["other_handler_runs_total", "other_handler_unhandled_total"] {
+        for name in [
+            "handler_resent_total",
+            "controller_other_handler_runs_total",
+            "controller_other_handler_unhandled_total",
+        ] {
             expect(format!(
-                "\nvmdtrace_controller_{name}{{controller=\"{controller}\"}} 0\n"
+                "\nvmdtrace_{name}{{controller=\"{controller}\"}} 0\n"
             ));
         }
     }
@@ -642,7 +823,7 @@ fn unknown_repeats_are_absent() {
     assert!(families.iter().all(|name| has(&snapshot(), name)));
 
     let mut snapshot = snapshot();
-    snapshot.counters.lines[0].repeated_runs = None;
+    snapshot.counters.lines[0].counts.repeated_runs = None;
     assert!(!families.iter().any(|name| has(&snapshot, name)));
 
     // Nothing ran yet, but it is known that repeats cannot be told.
@@ -698,6 +879,11 @@ fn what_nothing_counts_is_absent() {
 fn without_clocks_there_are_no_seconds() {
     let mut snapshot = snapshot();
     let state = ProbeState::NotApplicable;
+    for probe in &mut snapshot.probes {
+        if probe.name == probes::COMPLETION_TIMES {
+            probe.state = state;
+        }
+    }
     snapshot.probes.push(Probe {
         state,
         ..probe(probes::HANDLER_TIME, None)
@@ -741,7 +927,7 @@ fn a_large_server_has_under_two_thousand_series() {
         .lines()
         .filter(|line| !line.starts_with('#'))
         .count();
-    assert!((1800..2000).contains(&series), "{series} series");
+    assert!((1600..2000).contains(&series), "{series} series");
 }
 
 #[test]
@@ -828,13 +1014,16 @@ mod any_lines {
                 disk,
                 // The controller's own vectors have no path of their own.
                 path: path.filter(|_| kind == LineKind::Nvme),
-                depth0_runs,
-                nested_runs,
-                unhandled_runs,
-                repeated_runs: Some(repeated_runs),
-                self_ns,
-                completions,
-                child_runs,
+                counts: RunCounts {
+                    depth0_runs,
+                    nested_runs,
+                    unhandled_runs,
+                    repeated_runs: Some(repeated_runs),
+                    self_ns,
+                    completions,
+                    child_runs,
+                    ..no_counts()
+                },
                 ..line(irq, &action, kind)
             }
         }
@@ -895,18 +1084,22 @@ mod any_lines {
                 all("controller_other_handler_runs_total"),
                 total(&[OtherChild], LineCounts::runs)
             );
-            prop_assert_eq!(all("handler_resent_total"), total(&[Nvme], LineCounts::resent_runs));
+            let resent = total(&[Nvme], LineCounts::resent_runs);
+            prop_assert_eq!(all("handler_resent_total"), resent);
+            if snapshot.counters.lines.iter().any(|line| line.kind == Nvme) {
+                prop_assert_eq!(all("line_handler_resent_total"), resent);
+            }
             prop_assert_eq!(
                 all("handler_unhandled_total")
                     + all("controller_other_handler_unhandled_total"),
-                total(&[Nvme, OtherChild], |line| line.unhandled_runs)
+                total(&[Nvme, OtherChild], |line| line.counts.unhandled_runs)
             );
             prop_assert_eq!(
                 all("completions_total"),
-                total(&[VmdVector, Nvme, OtherChild], |line| line.completions)
+                total(&[VmdVector, Nvme, OtherChild], |line| line.counts.completions)
             );
             let nanoseconds = all("handler_seconds_total") * 1e9;
-            let expected = total(&[VmdVector, Nvme, OtherChild], |line| line.self_ns);
+            let expected = total(&[VmdVector, Nvme, OtherChild], |line| line.counts.self_ns);
             prop_assert!((nanoseconds - expected).abs() < 1.0, "{} {}", nanoseconds, expected);
 
             // Every line by itself adds up to the sums per disk.
@@ -943,7 +1136,7 @@ mod any_lines {
             if snapshot.counters.lines.iter().any(|line| line.kind == VmdVector) {
                 prop_assert_eq!(
                     all("line_child_runs_total"),
-                    total(&[VmdVector], |line| line.child_runs)
+                    total(&[VmdVector], |line| line.counts.child_runs)
                 );
             }
             if snapshot.counters.lines.iter().any(|line| line.kind == Watched) {
@@ -979,6 +1172,8 @@ mod documentation {
         fn attach_pending(&self) {}
 
         fn topology_changed(&self) {}
+
+        fn cpus_changed(&self) {}
     }
 
     /// Type and labels by family.
@@ -990,6 +1185,7 @@ mod documentation {
             let kind = match family.get_field_type() {
                 MetricType::COUNTER => "counter",
                 MetricType::GAUGE => "gauge",
+                MetricType::HISTOGRAM => "histogram",
                 other => panic!("{}: no word for {other:?}", family.name()),
             };
             for metric in family.get_metric() {

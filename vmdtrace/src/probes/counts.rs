@@ -1,8 +1,13 @@
 //! Elements of the maps -> the counters of a Snapshot.
 
-use vmdtrace_common::{CpuBank, LineCell, cells::kind};
+use vmdtrace_common::{
+    CpuBank, LineCell,
+    cells::kind,
+    placement::RemoteCounts,
+    samples::{self, DiskSamples},
+};
 
-use crate::snapshot::{CpuCounts, LineCounts, LineKind};
+use crate::snapshot::{CpuCounts, LineCounts, LineKind, Remote, RunCounts, SampleCounts, Times};
 
 /// A line's counters. Its owner is not known here.
 #[must_use]
@@ -16,19 +21,20 @@ pub fn line_counts(cell: &LineCell, cells: &[LineCell], repeats_known: bool) -> 
         self_ns,
         completions,
         child_runs,
+        remote: far,
         child_unhandled_runs,
         child_completions,
         last_irqs_sum: _,
         last_action: _,
         last_cpu: _,
         parent,
-        reserved: _,
         irq,
         kind,
         next: _,
         ready: _,
         name,
-        reserved_tail: _,
+        disk: _,
+        reserved: _,
     } = *cell;
     let parent = parent
         .checked_sub(1)
@@ -46,16 +52,19 @@ pub fn line_counts(cell: &LineCell, cells: &[LineCell], repeats_known: bool) -> 
         disk: None,
         path: None,
         parent_irq: parent.map(|parent| parent.irq),
-        depth0_runs,
-        nested_runs,
-        unhandled_runs,
-        repeated_runs: repeats_known.then_some(repeated_runs),
-        inclusive_ns,
-        self_ns,
-        completions,
-        child_runs,
-        child_unhandled_runs,
-        child_completions,
+        counts: RunCounts {
+            depth0_runs,
+            nested_runs,
+            unhandled_runs,
+            repeated_runs: repeats_known.then_some(repeated_runs),
+            inclusive_ns,
+            self_ns,
+            completions,
+            remote: remote(far),
+            child_runs,
+            child_unhandled_runs,
+            child_completions,
+        },
     }
 }
 
@@ -75,8 +84,8 @@ pub fn cpu_counts(cpu: u32, bank: &CpuBank) -> CpuCounts {
         overflowed_runs,
         unreadable_actions,
         out_of_range_runs,
+        remote_outside,
         armed: _,
-        reserved: _,
         frames: _,
     } = *bank;
     CpuCounts {
@@ -84,6 +93,7 @@ pub fn cpu_counts(cpu: u32, bank: &CpuBank) -> CpuCounts {
         interrupt_ns,
         depth0_runs,
         completions_outside,
+        remote_outside: remote(remote_outside),
         unassigned_runs,
         unassigned_completions,
         lost_frames,
@@ -92,4 +102,33 @@ pub fn cpu_counts(cpu: u32, bank: &CpuBank) -> CpuCounts {
         unreadable_actions,
         out_of_range_runs,
     }
+}
+
+fn remote([same_cache, other_cache, other_node, unknown]: RemoteCounts<u64>) -> Remote {
+    Remote {
+        same_cache,
+        other_cache,
+        other_node,
+        unknown,
+    }
+}
+
+/// A disk's samples.
+#[must_use]
+pub fn sample_counts(of_disk: &DiskSamples) -> SampleCounts {
+    let DiskSamples {
+        latency,
+        handling,
+        without_start,
+        reserved: _,
+    } = of_disk;
+    SampleCounts {
+        latency: times(latency),
+        handling: times(handling),
+        without_start: *without_start,
+    }
+}
+
+fn times(&samples::Times { buckets, sum_ns }: &samples::Times) -> Times {
+    Times { buckets, sum_ns }
 }

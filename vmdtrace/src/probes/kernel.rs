@@ -36,6 +36,15 @@ pub struct InterruptLayout {
     pub driver_name: u32,
 }
 
+/// How a request leads to the CPU that it was made on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Submitter {
+    /// Offset of `mq_ctx` in `struct request`.
+    pub request_ctx: u32,
+    /// Offset of `cpu` in `struct blk_mq_ctx`.
+    pub ctx_cpu: u32,
+}
+
 /// Layout and addresses. What cannot be had carries the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelLayout {
@@ -43,6 +52,9 @@ pub struct KernelLayout {
     pub action_name: Result<u32, String>,
     pub interrupt_count: Result<InterruptCount, String>,
     pub interrupts: Result<InterruptLayout, String>,
+    pub submitter: Result<Submitter, String>,
+    /// Offset of `start_time_ns` in `struct request`.
+    pub request_start: Result<u32, String>,
 }
 
 impl KernelLayout {
@@ -60,7 +72,9 @@ impl KernelLayout {
                 Self {
                     action_name: Err(reason.clone()),
                     interrupt_count: Err(reason.clone()),
-                    interrupts: Err(reason),
+                    interrupts: Err(reason.clone()),
+                    submitter: Err(reason.clone()),
+                    request_start: Err(reason),
                 }
             }
         }
@@ -84,6 +98,14 @@ impl KernelLayout {
             action_name: offset("irqaction", "name"),
             interrupt_count,
             interrupts: interrupts(offset),
+            submitter: offset("request", "mq_ctx").and_then(|request_ctx| {
+                let ctx_cpu = offset("blk_mq_ctx", "cpu")?;
+                Ok(Submitter {
+                    request_ctx,
+                    ctx_cpu,
+                })
+            }),
+            request_start: offset("request", "start_time_ns"),
         }
     }
 }
@@ -190,5 +212,6 @@ mod tests {
                 .contains("CONFIG_DEBUG_INFO_BTF")
         );
         assert!(layout.interrupt_count.is_err());
+        assert!(layout.submitter.is_err() && layout.request_start.is_err());
     }
 }

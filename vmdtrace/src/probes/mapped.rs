@@ -12,7 +12,10 @@ use std::{
 };
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
-use vmdtrace_common::{CpuBank, LineCell, LossTotals, NameTable, RequestLayout, msi::MsiTotals};
+use vmdtrace_common::{
+    CpuBank, LineCell, LossTotals, NameTable, Place, RequestLayout, msi::MsiTotals,
+    samples::DiskSamples,
+};
 
 /// An element of a mapped array.
 ///
@@ -29,6 +32,10 @@ unsafe impl Element for LineCell {}
 unsafe impl Element for LossTotals {}
 // SAFETY: as above.
 unsafe impl Element for MsiTotals {}
+// SAFETY: as above.
+unsafe impl Element for DiskSamples {}
+// SAFETY: as above; one word.
+unsafe impl Element for Place {}
 // SAFETY: as above.
 unsafe impl Element for u64 {}
 
@@ -131,6 +138,32 @@ impl MappedArray<CpuBank> {
     }
 }
 
+impl MappedArray<Place> {
+    /// Tells the programs where the CPUs are. While places change, a CPU is at
+    /// its old one, at none, or at its new one, and no two CPUs at an old and a
+    /// new one.
+    pub fn set_all(&self, places: &[Place]) {
+        let changed: Vec<_> = (0..self.length)
+            .zip(places)
+            .filter(|(cpu, place)| self.get(*cpu) != Some(**place))
+            .collect();
+        for (cpu, _) in &changed {
+            self.set(*cpu, Place::default());
+        }
+        for (cpu, place) in changed {
+            self.set(cpu, *place);
+        }
+    }
+
+    fn set(&self, cpu: u32, place: Place) {
+        let Some(element) = self.element(cpu) else {
+            return;
+        };
+        // SAFETY: one aligned word, which the programs only read.
+        unsafe { AtomicU64::from_ptr(element.cast().as_ptr()) }.store(place.0, Ordering::Relaxed);
+    }
+}
+
 impl MappedArray<NameTable> {
     /// Fills the table. To be done before a program is attached: it is no atomic copy.
     pub fn fill(&mut self, table: &NameTable) {
@@ -174,13 +207,13 @@ impl MappedArray<RequestLayout> {
     }
 }
 
-impl MappedArray<[u8; 4096]> {
+impl MappedArray<[u8; 8192]> {
     /// Copies bytes to the start of the first element.
     pub fn write(&mut self, bytes: &[u8]) {
         let Some(element) = self.element(0) else {
             return;
         };
-        let length = bytes.len().min(4096);
+        let length = bytes.len().min(8192);
         // SAFETY: at most one element's bytes, inside the mapping.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), element.as_ptr(), length) };
     }
@@ -219,6 +252,19 @@ mod tests {
                 ..CpuBank::default()
             }));
         assert!(array.get(3).is_none());
+    }
+
+    #[test]
+    fn places_are_set_and_what_lies_beyond_is_left() {
+        let array = MappedArray::<Place>::new(memory(4096), 2).unwrap();
+        let places = [0, 1, 2].map(|cpu| Place::new(Some(cpu), Some(0)));
+        array.set_all(&places);
+        assert_eq!(array.iter().collect::<Vec<_>>(), places[..2]);
+        array.set_all(&[Place::default(), places[1]]);
+        assert_eq!(
+            array.iter().collect::<Vec<_>>(),
+            [Place::default(), places[1]]
+        );
     }
 
     #[test]

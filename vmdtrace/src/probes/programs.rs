@@ -13,9 +13,10 @@ use crate::{
     snapshot::{
         Probe, ProbeState,
         probes::{
-            IRQ_HANDLER_ENTRY, IRQ_HANDLER_EXIT, MSI_ALLOCATE, MSI_COMPOSE, MSI_DISABLE,
-            MSI_ENABLE, MSI_FREE, MSI_SHUTDOWN, MSI_STARTUP, NVME_DEV_DISABLE, NVME_SQ,
-            NVME_TIMEOUT, PCI_WRITE_CONFIG_WORD, VECTOR_ALLOC, VECTOR_ALLOC_MANAGED, VECTOR_UPDATE,
+            BLOCK_RQ_COMPLETE, IRQ_HANDLER_ENTRY, IRQ_HANDLER_EXIT, MSI_ALLOCATE, MSI_COMPOSE,
+            MSI_DISABLE, MSI_ENABLE, MSI_FREE, MSI_SHUTDOWN, MSI_STARTUP, NVME_DEV_DISABLE,
+            NVME_SQ, NVME_TIMEOUT, PCI_WRITE_CONFIG_WORD, VECTOR_ALLOC, VECTOR_ALLOC_MANAGED,
+            VECTOR_UPDATE,
         },
     },
 };
@@ -36,8 +37,9 @@ pub const HANDLER_PROGRAMS: usize = 2;
 
 /// In this order: an exit is seen from before the first entry, so that no frame
 /// stays open; completions after that, since they belong to the handler they are
-/// seen in.
-pub const PROGRAMS: [Spec; 16] = [
+/// seen in; the ends of requests before their completions, so that none of these
+/// waits in vain.
+pub const PROGRAMS: [Spec; 17] = [
     Spec {
         name: IRQ_HANDLER_EXIT,
         hook: Hook::RawTracepoint { module: None },
@@ -47,6 +49,11 @@ pub const PROGRAMS: [Spec; 16] = [
         name: IRQ_HANDLER_ENTRY,
         hook: Hook::RawTracepoint { module: None },
         required: true,
+    },
+    Spec {
+        name: BLOCK_RQ_COMPLETE,
+        hook: Hook::RawTracepoint { module: None },
+        required: false,
     },
     Spec {
         name: NVME_SQ,

@@ -12,11 +12,14 @@ use aya_log::EbpfLogger;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use thiserror::Error;
 use vmdtrace_common::{
-    CpuBank, LineCell, LineEntry, LossTotals, NameTable, RequestLayout, cells::kind, msi::MsiTotals,
+    CpuBank, LineCell, LineEntry, LossTotals, NameTable, Place, RequestLayout,
+    cells::kind,
+    msi::MsiTotals,
+    samples::{self, Pending},
 };
 
 use super::{
-    counts::{cpu_counts, line_counts},
+    counts::{cpu_counts, line_counts, sample_counts},
     hook::Hook,
     kernel::{InterruptLayout, KernelLayout},
     losses::{self, LossesByName},
@@ -30,8 +33,11 @@ use super::{
 };
 use crate::host::{HostError, Roots};
 use crate::snapshot::{
-    Counters, Losses, MsiCounts, Probe, ProbeState,
-    probes::{HANDLER_COMPLETIONS, HANDLER_TIME, REPEATED_RUNS},
+    Counters, DiskSamples, Losses, MsiCounts, Probe, ProbeState, SampleCounts,
+    probes::{
+        BLOCK_RQ_COMPLETE, COMPLETION_TIMES, HANDLER_COMPLETIONS, HANDLER_TIME, PLACEMENT,
+        REPEATED_RUNS,
+    },
     source::Level,
 };
 
@@ -67,6 +73,9 @@ impl Sizes {
             + self.interrupts as usize * size_of::<LineEntry>()
             + self.slots as usize * size_of::<LineCell>()
             + size_of::<NameTable>()
+            + self.cpus as usize * size_of::<Place>()
+            + samples::DISKS as usize * size_of::<samples::DiskSamples>()
+            + samples::PENDING as usize * size_of::<Pending>()
     }
 }
 
@@ -129,9 +138,15 @@ pub struct Tracer {
     loss_totals: MappedArray<LossTotals>,
     msi_totals: MappedArray<MsiTotals>,
     request_layout: MappedArray<RequestLayout>,
+    places: MappedArray<Place>,
+    samples: MappedArray<samples::DiskSamples>,
     options: Options,
     /// Why repeated runs cannot be told, if so.
     repeats_unknown: Option<String>,
+    /// Why it cannot be told where completions land, if so.
+    placement_unknown: Option<String>,
+    /// Why times of completions cannot be sampled, if so.
+    starts_unknown: Option<String>,
     attached: RwLock<Attached>,
 }
 
@@ -186,10 +201,7 @@ impl Tracer {
             tracing::debug!("RLIMIT_MEMLOCK stays as it is: {error}");
         }
 
-        let (count, repeats_unknown) = match layout.interrupt_count {
-            Ok(count) => (Some(count), None),
-            Err(reason) => (None, Some(reason)),
-        };
+        let (count, repeats_unknown) = known(layout.interrupt_count);
         let kstat = count.map_or(0, |count| count.kstat);
         let per_cpu_offset = count.map_or(0, |count| count.per_cpu_offset);
         let irqs_sum = count.map_or(0, |count| count.irqs_sum);
@@ -199,6 +211,14 @@ impl Tracer {
             InterruptLayout::default()
         });
         let timing = u32::from(options.level == Level::Timing);
+        let (submitter, placement_unknown) = known(layout.submitter);
+        let placement = u32::from(submitter.is_some());
+        let request_ctx = submitter.map_or(0, |offsets| offsets.request_ctx);
+        let ctx_cpu = submitter.map_or(0, |offsets| offsets.ctx_cpu);
+        let (request_start, starts_unknown) = known(layout.request_start);
+        let samples = options.level == Level::Timing && request_start.is_some();
+        let sampling = u32::from(samples);
+        let request_start = request_start.unwrap_or(0);
         let sizes = options.sizes;
         let btf = Btf::from_sys_fs().ok();
         let mut ebpf = EbpfLoader::new()
@@ -216,30 +236,46 @@ impl Tracer {
             .override_global("DEVICE_NAME", &interrupts.device_name, true)
             .override_global("DEVICE_DRIVER", &interrupts.device_driver, true)
             .override_global("DRIVER_NAME", &interrupts.driver_name, true)
+            .override_global("PLACEMENT", &placement, true)
+            .override_global("REQUEST_CTX_OFFSET", &request_ctx, true)
+            .override_global("CTX_CPU_OFFSET", &ctx_cpu, true)
+            .override_global("SAMPLING", &sampling, true)
+            .override_global("REQUEST_START_OFFSET", &request_start, true)
             .map_max_entries("LINES", sizes.interrupts)
             .map_max_entries("CELLS", sizes.slots)
             .map_max_entries("BANKS", sizes.cpus)
+            .map_max_entries("PLACES", sizes.cpus)
             .map_max_entries("FREE_SLOTS", sizes.slots)
             .load(object)
             .map_err(|error: EbpfError| LoadError::Load(error.into()))?;
 
         map::<NameTable>(&ebpf, "NAMES", 1)?.fill(table);
         fill_queue(&mut ebpf, sizes.slots)?;
+        let kprobes = Kprobes::open(options.kprobes, &options.roots);
         let tracer = Self {
             cells: map(&ebpf, "CELLS", sizes.slots)?,
             banks: map(&ebpf, "BANKS", sizes.cpus)?,
             loss_totals: map(&ebpf, "LOSS_TOTALS", 1)?,
             msi_totals: map(&ebpf, "MSI_TOTALS", 1)?,
             request_layout: map(&ebpf, "REQUEST_LAYOUT", 1)?,
+            places: map(&ebpf, "PLACES", sizes.cpus)?,
+            samples: map(&ebpf, "SAMPLES", samples::DISKS)?,
+            options,
             repeats_unknown,
+            placement_unknown,
+            starts_unknown,
             attached: RwLock::new(Attached {
-                attachments: PROGRAMS.map(Attachment::new).into(),
-                kprobes: Kprobes::open(options.kprobes, &options.roots),
+                kprobes,
+                attachments: PROGRAMS
+                    .into_iter()
+                    // Ends are of no use without samples.
+                    .filter(|program| samples || program.name != BLOCK_RQ_COMPLETE)
+                    .map(Attachment::new)
+                    .collect(),
                 ebpf,
                 armed: false,
                 knows_requests: false,
             }),
-            options,
         };
         tracer.verify(btf.as_ref())?;
         Ok(tracer)
@@ -352,15 +388,32 @@ impl Tracer {
         self.banks.raise_generation();
     }
 
+    /// Tells where the CPUs are, by number. Until then, and for CPUs that are not
+    /// named, the distance of completions is unknown.
+    pub fn set_places(&self, places: &[Place]) {
+        self.places.set_all(places);
+    }
+
     /// Everything counted so far, without who owns the lines. No system call.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let cells: Vec<LineCell> = self.cells.iter().collect();
         let repeats_known = self.repeats_unknown.is_none();
+        let mut of_disks = self.samples.iter().map(|of_disk| sample_counts(&of_disk));
+        let other_samples = of_disks.next().unwrap_or_default();
+        let samples = of_disks.zip(0..).filter_map(|(counts, number)| {
+            (counts != SampleCounts::default()).then(|| DiskSamples {
+                disk: format!("nvme{number}"),
+                controller: None,
+                counts,
+            })
+        });
         Counters {
             // Live joins these with the disks and controllers.
             losses: Losses::default(),
             msi: MsiCounts::default(),
+            samples: samples.collect(),
+            other_samples,
             lines: cells
                 .iter()
                 // The kind may have been read just before the slot was described.
@@ -418,24 +471,43 @@ impl Tracer {
             .iter()
             .map(|one| one.probe(&attached.ebpf, &self.options.roots))
             .collect();
-        let (state, reason) = match &self.repeats_unknown {
+        let supported = |unknown: &Option<String>| match unknown {
             None => (ProbeState::Attached, None),
             Some(reason) => (ProbeState::Unsupported, Some(reason.clone())),
         };
-        probes.push(capability(REPEATED_RUNS, "kstat.irqs_sum", state, reason));
-        let (state, reason) = match self.options.level {
-            Level::Timing => (ProbeState::Attached, None),
+        let timed = |otherwise| match self.options.level {
+            Level::Timing => otherwise,
             Level::Counters => (
                 ProbeState::NotApplicable,
                 Some("--level counters reads no clock".to_owned()),
             ),
         };
-        probes.push(capability(HANDLER_TIME, "bpf_ktime_get_ns", state, reason));
-        let (state, reason) = match threads::interrupts_have_threads(&self.options.roots) {
+        let in_handlers = match threads::interrupts_have_threads(&self.options.roots) {
             None => (ProbeState::Attached, None),
             Some(reason) => (ProbeState::NotApplicable, Some(reason)),
         };
-        probes.push(capability(HANDLER_COMPLETIONS, "nvme_sq", state, reason));
+        let none = (ProbeState::Attached, None);
+        for (name, mechanism, state) in [
+            (
+                REPEATED_RUNS,
+                "kstat.irqs_sum",
+                supported(&self.repeats_unknown),
+            ),
+            (HANDLER_TIME, "bpf_ktime_get_ns", timed(none)),
+            (
+                PLACEMENT,
+                "request.mq_ctx",
+                supported(&self.placement_unknown),
+            ),
+            (
+                COMPLETION_TIMES,
+                "request.start_time_ns",
+                timed(supported(&self.starts_unknown)),
+            ),
+            (HANDLER_COMPLETIONS, "nvme_sq", in_handlers),
+        ] {
+            probes.push(capability(name, mechanism, state));
+        }
         probes
     }
 
@@ -472,8 +544,16 @@ fn check(options: &Options) -> Result<Box<NameTable>, LoadError> {
     }
 }
 
+/// What is known, or else why not.
+fn known<T>(fact: Result<T, String>) -> (Option<T>, Option<String>) {
+    match fact {
+        Ok(value) => (Some(value), None),
+        Err(reason) => (None, Some(reason)),
+    }
+}
+
 /// A line of the probe list for what is no hook of its own.
-fn capability(name: &str, mechanism: &str, state: ProbeState, reason: Option<String>) -> Probe {
+fn capability(name: &str, mechanism: &str, (state, reason): (ProbeState, Option<String>)) -> Probe {
     Probe {
         name: name.to_owned(),
         state,

@@ -5,10 +5,13 @@
 
 mod attribution;
 pub mod live;
+mod owners;
 pub mod probes;
+mod rare;
 pub mod source;
 
 use serde::{Deserialize, Serialize};
+use vmdtrace_common::samples::{BUCKETS, FIRST_BITS};
 
 use crate::host::topology::{DiskPath, PciAddress, Topology};
 
@@ -26,8 +29,8 @@ pub enum LineKind {
     Watched,
 }
 
-/// The counters of one line: an (interrupt number, action name) pair.
-/// Every count rises from the moment the programs were attached.
+/// A line, that is an (interrupt number, action name) pair, its owner, and what
+/// was counted on it from the moment the programs were attached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LineCounts {
     pub irq: u32,
@@ -42,6 +45,12 @@ pub struct LineCounts {
     pub path: Option<DiskPath>,
     /// The VMD vector it last ran in.
     pub parent_irq: Option<u32>,
+    pub counts: RunCounts,
+}
+
+/// What was counted on a line.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunCounts {
     /// Handler runs that no watched handler was running around.
     pub depth0_runs: u64,
     /// Handler runs inside another watched handler, such as a VMD vector's.
@@ -57,10 +66,168 @@ pub struct LineCounts {
     pub self_ns: u64,
     /// NVMe completions reaped by this handler itself.
     pub completions: u64,
+    /// Of the completions, those that another CPU made the request of. 0 where
+    /// the capability `placement` is not there.
+    pub remote: Remote,
     /// Handler runs of children inside this one (VMD vectors only).
     pub child_runs: u64,
     pub child_unhandled_runs: u64,
     pub child_completions: u64,
+}
+
+impl RunCounts {
+    /// Every counter of the two combined by `change`, one by one.
+    #[must_use]
+    pub fn combine(&self, other: &Self, change: fn(u64, u64) -> u64) -> Self {
+        // Taken apart, so that a counter cannot be forgotten.
+        let Self {
+            depth0_runs,
+            nested_runs,
+            unhandled_runs,
+            repeated_runs,
+            inclusive_ns,
+            self_ns,
+            completions,
+            remote,
+            child_runs,
+            child_unhandled_runs,
+            child_completions,
+        } = self;
+        Self {
+            depth0_runs: change(*depth0_runs, other.depth0_runs),
+            nested_runs: change(*nested_runs, other.nested_runs),
+            unhandled_runs: change(*unhandled_runs, other.unhandled_runs),
+            repeated_runs: repeated_runs
+                .zip(other.repeated_runs)
+                .map(|(ours, theirs)| change(ours, theirs)),
+            inclusive_ns: change(*inclusive_ns, other.inclusive_ns),
+            self_ns: change(*self_ns, other.self_ns),
+            completions: change(*completions, other.completions),
+            remote: remote.combine(&other.remote, change),
+            child_runs: change(*child_runs, other.child_runs),
+            child_unhandled_runs: change(*child_unhandled_runs, other.child_unhandled_runs),
+            child_completions: change(*child_completions, other.child_completions),
+        }
+    }
+}
+
+/// Completions on another CPU than the one the request was made on, by how far
+/// the two are from each other. What is none of these is local.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Remote {
+    /// The two share their last-level cache.
+    pub same_cache: u64,
+    /// Another cache of the same NUMA node.
+    pub other_cache: u64,
+    pub other_node: u64,
+    /// Which CPU it was, or where it is, is not known.
+    pub unknown: u64,
+}
+
+impl Remote {
+    /// Every count with its name as a label.
+    #[must_use]
+    pub fn by_distance(&self) -> [(&'static str, u64); 4] {
+        let Self {
+            same_cache,
+            other_cache,
+            other_node,
+            unknown,
+        } = *self;
+        [
+            ("same-cache", same_cache),
+            ("other-cache", other_cache),
+            ("other-node", other_node),
+            ("unknown", unknown),
+        ]
+    }
+
+    /// Every count of the two combined by `change`, one by one.
+    #[must_use]
+    pub fn combine(&self, other: &Self, change: fn(u64, u64) -> u64) -> Self {
+        let Self {
+            same_cache,
+            other_cache,
+            other_node,
+            unknown,
+        } = *self;
+        Self {
+            same_cache: change(same_cache, other.same_cache),
+            other_cache: change(other_cache, other.other_cache),
+            other_node: change(other_node, other.other_node),
+            unknown: change(unknown, other.unknown),
+        }
+    }
+}
+
+/// A histogram of times.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Times {
+    /// Of each power of two, the times up to it and beyond the one before: from
+    /// `2^`[`FIRST_BITS`] ns on; the last one has all others, too.
+    pub buckets: [u64; BUCKETS],
+    pub sum_ns: u64,
+}
+
+impl Times {
+    /// How many times there are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+
+    /// How many are not longer than `2^bits` ns.
+    #[must_use]
+    pub fn up_to(&self, bits: u32) -> u64 {
+        let buckets = (u64::from(bits) + 1).saturating_sub(FIRST_BITS) as usize;
+        self.buckets.iter().take(buckets).sum()
+    }
+
+    #[must_use]
+    pub fn combine(&self, other: &Self, change: fn(u64, u64) -> u64) -> Self {
+        let Self { buckets, sum_ns } = self;
+        Self {
+            buckets: std::array::from_fn(|index| change(buckets[index], other.buckets[index])),
+            sum_ns: change(*sum_ns, other.sum_ns),
+        }
+    }
+}
+
+/// Times of one completion in [`PERIOD`](vmdtrace_common::samples::PERIOD).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SampleCounts {
+    /// From the start of the request to the completion.
+    pub latency: Times,
+    /// From the completion to the end of the request.
+    pub handling: Times,
+    /// Samples without a latency: the kernel did not note the request's start.
+    pub without_start: u64,
+}
+
+impl SampleCounts {
+    #[must_use]
+    pub fn combine(&self, other: &Self, change: fn(u64, u64) -> u64) -> Self {
+        let Self {
+            latency,
+            handling,
+            without_start,
+        } = self;
+        Self {
+            latency: latency.combine(&other.latency, change),
+            handling: handling.combine(&other.handling, change),
+            without_start: change(*without_start, other.without_start),
+        }
+    }
+}
+
+/// A disk, its owner, and what was sampled of its completions in handlers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskSamples {
+    /// Such as `nvme3`.
+    pub disk: String,
+    /// The VMD it is behind.
+    pub controller: Option<PciAddress>,
+    pub counts: SampleCounts,
 }
 
 impl LineCounts {
@@ -71,7 +238,7 @@ impl LineCounts {
         if self.is_remapped_child() {
             0
         } else {
-            self.depth0_runs
+            self.counts.depth0_runs
         }
     }
 
@@ -79,16 +246,33 @@ impl LineCounts {
     #[must_use]
     pub fn resent_runs(&self) -> u64 {
         if self.is_remapped_child() {
-            self.depth0_runs
+            self.counts.depth0_runs
         } else {
             0
+        }
+    }
+
+    /// Of the hardware interrupts, runs that the kernel repeated. A re-sent run
+    /// moves no interrupt count either, but it is no hardware interrupt to begin
+    /// with.
+    #[must_use]
+    pub fn repeated_interrupts(&self) -> u64 {
+        if self.is_remapped_child() {
+            0
+        } else {
+            self.counts.repeated_runs.unwrap_or(0)
         }
     }
 
     /// All runs of the handler.
     #[must_use]
     pub fn runs(&self) -> u64 {
-        self.depth0_runs.saturating_add(self.nested_runs)
+        let RunCounts {
+            depth0_runs,
+            nested_runs,
+            ..
+        } = self.counts;
+        depth0_runs.saturating_add(nested_runs)
     }
 
     #[must_use]
@@ -112,6 +296,8 @@ pub struct CpuCounts {
     pub depth0_runs: u64,
     /// Completions reaped outside any watched handler.
     pub completions_outside: u64,
+    /// Of these, those that another CPU made the request of.
+    pub remote_outside: Remote,
     /// Runs of lines that found no free slot, and completions inside them.
     pub unassigned_runs: u64,
     pub unassigned_completions: u64,
@@ -201,6 +387,10 @@ pub struct Counters {
     pub cpus: Vec<CpuCounts>,
     pub losses: Losses,
     pub msi: MsiCounts,
+    /// Of disks that have any.
+    pub samples: Vec<DiskSamples>,
+    /// Of completions outside any handler, and of disks that are not told apart.
+    pub other_samples: SampleCounts,
 }
 
 /// The one state a probe is in.

@@ -29,6 +29,12 @@ pub const VECTOR_UPDATE: &str = "vector_update";
 /// Raw tracepoints of a search for a free vector.
 pub const VECTOR_ALLOC: &str = "vector_alloc";
 pub const VECTOR_ALLOC_MANAGED: &str = "vector_alloc_managed";
+/// Raw tracepoint of the end of a block request.
+pub const BLOCK_RQ_COMPLETE: &str = "block_rq_complete";
+/// Not a hook: whether the CPU that a request was made on can be told.
+pub const PLACEMENT: &str = "placement";
+/// Not a hook: whether times of completions are sampled.
+pub const COMPLETION_TIMES: &str = "completion_times";
 /// Not a hook: whether runs that the kernel repeated can be told.
 pub const REPEATED_RUNS: &str = "repeated_runs";
 /// Not a hook: whether completions are taken inside the handlers, so that
@@ -48,6 +54,12 @@ pub struct Counted {
     pub timeouts: bool,
     pub lost_interrupts: bool,
     pub allocation_failures: bool,
+    /// Where completions land.
+    pub placement: bool,
+    /// From the start of requests to their completion.
+    pub latency: bool,
+    /// From the completion of requests to their end.
+    pub handling: bool,
 }
 
 impl Snapshot {
@@ -92,15 +104,21 @@ impl Snapshot {
         let interrupts = self.interrupt_accounting().is_ok();
         let lines = &self.counters.lines;
         let counts = |name| self.counts(name);
+        let attached = |name| state(name) == Some(ProbeState::Attached);
+        let completions = counts(NVME_SQ);
+        let latency = interrupts && completions && attached(COMPLETION_TIMES);
         Counted {
             interrupts,
             handler_time: interrupts
                 && matches!(state(HANDLER_TIME), None | Some(ProbeState::Attached)),
             // One line that cannot tell makes every sum unknown.
             repeated_runs: interrupts
-                && lines.iter().all(|line| line.repeated_runs.is_some())
-                && state(REPEATED_RUNS) == Some(ProbeState::Attached),
-            completions: counts(NVME_SQ),
+                && lines.iter().all(|line| line.counts.repeated_runs.is_some())
+                && attached(REPEATED_RUNS),
+            completions,
+            placement: interrupts && completions && attached(PLACEMENT),
+            latency,
+            handling: latency && attached(BLOCK_RQ_COMPLETE),
             timeouts: counts(NVME_TIMEOUT),
             // Without the handlers nobody knows what is outside them.
             lost_interrupts: interrupts

@@ -21,6 +21,9 @@ pub trait SnapshotSource: Send + Sync {
     /// of interrupt lines may be stale, and the topology must be read again.
     fn topology_changed(&self);
 
+    /// A CPU came or went: where completions land is to be told anew.
+    fn cpus_changed(&self);
+
     /// The process is about to end: takes away what would outlive it.
     fn close(&self) {}
 }

@@ -9,6 +9,8 @@ pub struct Changes {
     pub topology: bool,
     /// A kernel module came or went.
     pub modules: bool,
+    /// A CPU came or went.
+    pub cpus: bool,
 }
 
 impl Changes {
@@ -16,20 +18,30 @@ impl Changes {
     pub const ALL: Self = Self {
         topology: true,
         modules: true,
+        cpus: true,
     };
 
     #[must_use]
     pub fn any(self) -> bool {
-        let Self { topology, modules } = self;
-        topology || modules
+        let Self {
+            topology,
+            modules,
+            cpus,
+        } = self;
+        topology || modules || cpus
     }
 }
 
 impl std::ops::BitOrAssign for Changes {
     fn bitor_assign(&mut self, other: Self) {
-        let Self { topology, modules } = other;
+        let Self {
+            topology,
+            modules,
+            cpus,
+        } = other;
         self.topology |= topology;
         self.modules |= modules;
+        self.cpus |= cpus;
     }
 }
 
@@ -55,16 +67,21 @@ pub fn changes(message: &[u8]) -> Changes {
         // subsystem (actions bind and unbind).
         b"pci" | b"nvme" | b"nvme-subsystem" => Changes {
             topology: true,
-            modules: false,
+            ..Changes::default()
         },
         // Namespaces.
         b"block" if device_name.starts_with(b"nvme") => Changes {
             topology: true,
-            modules: false,
+            ..Changes::default()
         },
         b"module" => Changes {
-            topology: false,
             modules: true,
+            ..Changes::default()
+        },
+        // Events online and offline (drivers/base/core.c, device_online).
+        b"cpu" => Changes {
+            cpus: true,
+            ..Changes::default()
         },
         _ => Changes::default(),
     }
@@ -79,19 +96,31 @@ mod tests {
     const TOPOLOGY: Changes = Changes {
         topology: true,
         modules: false,
+        cpus: false,
     };
     const MODULES: Changes = Changes {
         topology: false,
         modules: true,
+        cpus: false,
+    };
+    const CPUS: Changes = Changes {
+        topology: false,
+        modules: false,
+        cpus: true,
     };
     const NONE: Changes = Changes {
         topology: false,
         modules: false,
+        cpus: false,
     };
 
     #[test]
     fn tells_what_matters() {
-        let cases: [(&[u8], Changes); 8] = [
+        let cases: [(&[u8], Changes); 9] = [
+            (
+                b"offline@/devices/system/cpu/cpu1\0ACTION=offline\0DEVPATH=/devices/system/cpu/cpu1\0SUBSYSTEM=cpu\0",
+                CPUS,
+            ),
             (
                 b"add@/module/nvme_core\0ACTION=add\0DEVPATH=/module/nvme_core\0SUBSYSTEM=module\0SEQNUM=1\0",
                 MODULES,

@@ -84,14 +84,21 @@ impl AsFd for Listener {
 }
 
 fn apply(changes: Changes, source: &dyn SnapshotSource) {
-    let Changes { topology, modules } = changes;
-    tracing::debug!(topology, modules, "uevent");
+    let Changes {
+        topology,
+        modules,
+        cpus,
+    } = changes;
+    tracing::debug!(topology, modules, cpus, "uevent");
     // A new module's probe first: its devices work at once.
     if modules {
         source.attach_pending();
     }
     if topology {
         source.topology_changed();
+    }
+    if cpus {
+        source.cpus_changed();
     }
 }
 

@@ -101,7 +101,7 @@ pub(crate) fn agrees_with_the_kernel() -> Result<Completion, Failed> {
             .lines
             .iter()
             .filter(|line| lines.contains(&line.irq))
-            .map(|line| line.depth0_runs - line.repeated_runs.unwrap_or_default())
+            .map(|line| line.counts.depth0_runs - line.counts.repeated_runs.unwrap_or_default())
             .sum()
     };
     // A reading counts only if the kernel's count did not move around ours.

@@ -1,4 +1,4 @@
-//! Made-up irqactions and interrupt counts in kernel memory, for streams fed to
+//! Made-up irqactions, requests and interrupt counts in kernel memory, for streams fed to
 //! loaded programs.
 
 use std::{fs, os::unix::fs::symlink};
@@ -13,7 +13,7 @@ use vmdtrace::{
     host::Roots,
     probes::{btf::Btf, mapped::MappedArray},
 };
-use vmdtrace_common::model::ACTIONS;
+use vmdtrace_common::model::{ACTIONS, REQUESTS, start_ns, submitter};
 
 /// Where the object with the fixture's program is (set by `cargo xtask test`).
 const OBJECT: &str = "VMDTRACE_EBPF_FIXTURE";
@@ -25,15 +25,21 @@ const NAME_BYTES: usize = 32;
 const PER_CPU_OFFSETS: usize = 3456;
 /// As each CPU's `kstat.irqs_sum`.
 const SUMS: usize = 3520;
+/// Requests, and their contexts.
+const REQUEST: usize = 4096;
+const REQUEST_BYTES: usize = 384;
+const CONTEXT: usize = 6656;
+const CONTEXT_BYTES: usize = 256;
+const BYTES: usize = 8192;
 /// CPUs that streams may be fed on.
 pub(crate) const CPUS: usize = 2;
 
 /// Memory for `ACTIONS` irqactions and their names.
 pub(crate) struct Actions {
-    memory: MappedArray<[u8; 4096]>,
+    memory: MappedArray<[u8; BYTES]>,
     base: u64,
     name_offset: usize,
-    image: [u8; 4096],
+    image: [u8; BYTES],
     /// A procfs whose kallsyms places the counts in this memory.
     procfs: TempDir,
     /// Keeps the kernel memory alive.
@@ -66,14 +72,34 @@ impl Actions {
             memory: mapped(&ebpf, "MEMORY"),
             base,
             name_offset,
-            image: [0; 4096],
+            image: [0; BYTES],
             procfs: made_up_procfs(base, irqs_sum).map_err(|error| error.to_string())?,
             _ebpf: ebpf,
         };
         for cpu in 0..CPUS {
             actions.set(PER_CPU_OFFSETS + 8 * cpu, 8 * cpu as u64);
         }
+        let of_request = |member| btf.member_offset("request", member).unwrap() as usize;
+        let (context, start) = (of_request("mq_ctx"), of_request("start_time_ns"));
+        let cpu = btf.member_offset("blk_mq_ctx", "cpu").unwrap() as usize;
+        assert!(context.max(start) + 8 <= REQUEST_BYTES && cpu + 8 <= CONTEXT_BYTES);
+        const { assert!(REQUEST + REQUESTS * REQUEST_BYTES <= CONTEXT) };
+        const { assert!(CONTEXT + REQUESTS * CONTEXT_BYTES <= BYTES) };
+        for request in 0..REQUESTS {
+            let at = REQUEST + request * REQUEST_BYTES;
+            actions.set(at + start, start_ns(request));
+            if let Some(made_on) = submitter(request) {
+                let at_context = CONTEXT + request * CONTEXT_BYTES;
+                actions.set(at + context, base + at_context as u64);
+                actions.set(at_context + cpu, made_on.into());
+            }
+        }
         Ok(actions)
+    }
+
+    /// Kernel address of a request.
+    pub(crate) fn request(&self, request: usize) -> u64 {
+        self.base + (REQUEST + request * REQUEST_BYTES) as u64
     }
 
     /// Roots for a tracer that reads the made-up counts.

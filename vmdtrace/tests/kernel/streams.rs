@@ -21,11 +21,12 @@ use proptest::{
 use vmdtrace::{
     host::Roots,
     probes::{Options, Sizes, Tracer},
-    snapshot::{Counters, LineKind, source::Level},
+    snapshot::{Counters, LineKind, Remote, source::Level},
 };
 use vmdtrace_common::{
+    Place,
     cells::kind,
-    model::{self, Event, Model, any_stream},
+    model::{self, Event, Model, any_places, any_stream},
 };
 
 use crate::{
@@ -58,7 +59,14 @@ fn feed(tracer: &Tracer, actions: &mut Actions, cpu: usize, sum: u64, event: &Ev
             args[..3].copy_from_slice(&[irq.into(), actions.address(action), handled.into()]);
             "irq_handler_exit"
         }
-        Event::Completion => "nvme_sq",
+        Event::Completion { request } => {
+            args[0] = actions.request(request);
+            "nvme_sq"
+        }
+        Event::End { request } => {
+            args[0] = actions.request(request);
+            "block_rq_complete"
+        }
         Event::NewGeneration => return tracer.raise_generation(),
         Event::Rename { action, name } => return actions.rename(action, name),
         // The model was fed first.
@@ -88,14 +96,18 @@ fn lines(counters: &Counters) -> BTreeMap<(u32, String), model::Line> {
                     LineKind::OtherChild => kind::OTHER_CHILD,
                     LineKind::Watched => kind::WATCHED,
                 },
-                depth0_runs: line.depth0_runs,
-                nested_runs: line.nested_runs,
-                unhandled_runs: line.unhandled_runs,
-                repeated_runs: line.repeated_runs.expect("the made-up counts can be read"),
-                completions: line.completions,
-                child_runs: line.child_runs,
-                child_unhandled_runs: line.child_unhandled_runs,
-                child_completions: line.child_completions,
+                depth0_runs: line.counts.depth0_runs,
+                nested_runs: line.counts.nested_runs,
+                unhandled_runs: line.counts.unhandled_runs,
+                repeated_runs: line
+                    .counts
+                    .repeated_runs
+                    .expect("the made-up counts can be read"),
+                completions: line.counts.completions,
+                placed: placed(line.counts.completions, &line.counts.remote),
+                child_runs: line.counts.child_runs,
+                child_unhandled_runs: line.counts.child_unhandled_runs,
+                child_completions: line.counts.child_completions,
                 parent: line
                     .parent_irq
                     .and_then(|irq| Some((irq, names.get(&irq)?.clone()))),
@@ -120,6 +132,7 @@ fn assert_equal(counters: &Counters, model: &Model) -> Result<(), TestCaseError>
         let seen = model::Cpu {
             depth0_runs: counts.depth0_runs,
             completions_outside: counts.completions_outside,
+            placed_outside: placed(counts.completions_outside, &counts.remote_outside),
             unassigned_runs: counts.unassigned_runs,
             unassigned_completions: counts.unassigned_completions,
             lost_frames: counts.lost_frames,
@@ -130,7 +143,32 @@ fn assert_equal(counters: &Counters, model: &Model) -> Result<(), TestCaseError>
         prop_assert_eq!(&seen, expected, "CPU {}", cpu);
         prop_assert_eq!(counts.out_of_range_runs, 0);
     }
+    let of_disks = counters.samples.iter().map(|of_disk| {
+        let number = of_disk.disk.strip_prefix("nvme").unwrap().parse().unwrap();
+        (Some(number), &of_disk.counts)
+    });
+    let seen: BTreeMap<_, _> = of_disks
+        .chain([(None, &counters.other_samples)])
+        .map(|(disk, counts)| {
+            let samples = model::Samples {
+                with_start: counts.latency.count(),
+                without_start: counts.without_start,
+                ended: counts.handling.count(),
+            };
+            (disk, samples)
+        })
+        .filter(|(_, samples)| *samples != model::Samples::default())
+        .collect();
+    prop_assert_eq!(&seen, &model.samples);
     Ok(())
+}
+
+/// Completions by distance, the local ones first.
+fn placed(completions: u64, remote: &Remote) -> [u64; 5] {
+    let [same_cache, other_cache, other_node, unknown] =
+        remote.by_distance().map(|(_, count)| count);
+    let local = completions - (same_cache + other_cache + other_node + unknown);
+    [local, same_cache, other_cache, other_node, unknown]
 }
 
 pub(crate) fn loaded_programs_equal_the_model() -> Result<Completion, Failed> {
@@ -147,16 +185,18 @@ pub(crate) fn loaded_programs_equal_the_model() -> Result<Completion, Failed> {
     if !(0..cpu_count).all(pin) {
         return Ok(Completion::ignored_with("may not run on CPU 0 or 1"));
     }
-    let (runs, repeated) = (Cell::new(0u64), Cell::new(0u64));
-    let strategy = (any_stream(cpu_count, 60), 1..12u32);
+    let (runs, repeated, ended) = (Cell::new(0u64), Cell::new(0u64), Cell::new(0u64));
+    let strategy = (any_stream(cpu_count, 60), any_places(cpu_count), 1..12u32);
     runner
-        .run(&strategy, |(stream, slots)| {
+        .run(&strategy, |(stream, places, slots)| {
             let mut actions = actions.borrow_mut();
             for cpu in 0..cpu_count {
                 actions.count(cpu, 0);
             }
             let tracer = tracer(slots, WATCHED, actions.roots());
-            let mut model = Model::new(cpu_count, slots as usize, true);
+            let place = |&(cache, node): &_| Place::new(cache, node);
+            tracer.set_places(&places.iter().map(place).collect::<Vec<_>>());
+            let mut model = Model::new(&places, slots as usize, true);
             for (cpu, event) in &stream {
                 prop_assert!(pin(*cpu), "may not run on CPU {}", cpu);
                 model.feed(*cpu, event);
@@ -171,16 +211,19 @@ pub(crate) fn loaded_programs_equal_the_model() -> Result<Completion, Failed> {
                         .map(|line| line.repeated_runs)
                         .sum::<u64>(),
             );
+            ended.set(ended.get() + model.samples.values().map(|it| it.ended).sum::<u64>());
             runs.set(runs.get() + model.cpus.iter().map(|cpu| cpu.depth0_runs).sum::<u64>());
             assert_equal(&tracer.counters(), &model)
         })
         .map_err(|error| error.to_string())?;
     // Some thousands and some dozens, by chance: far from what is asked.
-    if runs.get() < 500 || repeated.get() == 0 {
+    if runs.get() < 500 || repeated.get() == 0 || ended.get() == 0 {
         return Err(format!(
-            "only {} depth-0 runs and {} repeated ones in all streams: they test nothing",
+            "only {} depth-0 runs, {} repeated ones and {} samples with an end in all streams: \
+             they test nothing",
             runs.get(),
-            repeated.get()
+            repeated.get(),
+            ended.get()
         )
         .into());
     }
@@ -227,7 +270,7 @@ pub(crate) fn two_cpus_learn_at_once() -> Result<Completion, Failed> {
     let seen: BTreeMap<(u32, String), u64> = counters
         .lines
         .iter()
-        .map(|line| ((line.irq, line.action.clone()), line.depth0_runs))
+        .map(|line| ((line.irq, line.action.clone()), line.counts.depth0_runs))
         .collect();
     if counters.lines.len() != seen.len() {
         return Err("two slots for one line".into());
@@ -285,8 +328,8 @@ pub(crate) fn level_counters_reads_no_clock() -> Result<Completion, Failed> {
             },
         );
         let counters = tracer.counters();
-        assert_eq!(counters.lines[0].depth0_runs, 1);
-        times.push(counters.lines[0].inclusive_ns > 0);
+        assert_eq!(counters.lines[0].counts.depth0_runs, 1);
+        times.push(counters.lines[0].counts.inclusive_ns > 0);
     }
     assert_eq!(times, [false, true]);
     Ok(Completion::Completed)

@@ -39,7 +39,7 @@ pub(crate) fn a_burst_is_one_change() -> Result<Completion, Failed> {
     }
     let expected = Changes {
         topology: true,
-        modules: false,
+        ..Changes::default()
     };
     assert_eq!(listener.changed()?, expected);
     assert!(!listener.pending()?.any());

@@ -70,6 +70,52 @@ impl Load {
     }
 }
 
+/// Random 4 KiB writes over the beginning of each disk, one fio job for each, all of
+/// which are then read and compared with what was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verify {
+    /// Block devices, such as `nvme3n1`.
+    pub disks: Vec<String>,
+    /// Of each disk, a multiple of 4096.
+    pub bytes: u64,
+    /// Writes between one fsync and the next; 0 is none. With any, each disk gets one
+    /// request at a time: of several flushes that wait for a disk the kernel makes
+    /// one (block/blk-flush.c), and fio's count would not be the disk's.
+    pub writes_per_sync: u32,
+}
+
+impl Verify {
+    /// The command that runs it. It fails if what is read is not what was written.
+    #[must_use]
+    pub fn command(&self) -> GuestCommand {
+        let depth = if self.writes_per_sync == 0 { 8 } else { 1 };
+        let mut arguments = vec![
+            "--output-format=json".to_owned(),
+            "--name=global".to_owned(),
+            "--rw=randwrite".to_owned(),
+            format!("--bs={BLOCK}"),
+            format!("--size={}", self.bytes),
+            "--direct=1".to_owned(),
+            "--ioengine=io_uring".to_owned(),
+            format!("--iodepth={depth}"),
+            "--thread=1".to_owned(),
+            "--verify=crc32c".to_owned(),
+            format!("--fsync={}", self.writes_per_sync),
+        ];
+        for disk in &self.disks {
+            arguments.push(format!("--name={disk}"));
+            arguments.push(format!("--filename=/dev/{disk}"));
+        }
+        GuestCommand::new("fio").args(arguments)
+    }
+
+    /// Writes of each disk, which are as many as the reads.
+    #[must_use]
+    pub fn writes(&self) -> u64 {
+        self.bytes / BLOCK
+    }
+}
+
 /// What fio says it did.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Done {
@@ -103,46 +149,86 @@ impl Done {
     /// When the text is something else, or fio reports an error or another
     /// number of jobs than the load has.
     pub fn parse(text: &str, load: &Load) -> Result<Self> {
-        #[derive(Deserialize)]
-        struct Report {
-            jobs: Vec<Job>,
-        }
-        #[derive(Deserialize)]
-        struct Job {
-            jobname: String,
-            error: i64,
-            read: Reads,
-        }
-        #[derive(Deserialize)]
-        struct Reads {
-            total_ios: u64,
-            runtime: u64,
-        }
-        let bad = |problem: &str| LabError::failed(format!("fio's report: {problem}"));
-        let start = text.find('{').ok_or_else(|| bad("no JSON"))?;
-        let report: Report =
-            serde_json::from_str(&text[start..]).map_err(|error| bad(&error.to_string()))?;
-        let names: Vec<_> = report.jobs.iter().map(|job| &job.jobname).collect();
-        if names != load.disks.iter().collect::<Vec<_>>() {
-            return Err(bad(&format!(
-                "jobs are {names:?}, expected {:?}",
-                load.disks
-            )));
-        }
-        if let Some(job) = report.jobs.iter().find(|job| job.error != 0) {
-            return Err(bad(&format!("error {} on {}", job.error, job.jobname)));
-        }
-        let slowest = report
-            .jobs
-            .iter()
-            .map(|job| job.read.runtime)
-            .max()
-            .unwrap_or_default();
+        let jobs = parse_jobs(text, &load.disks)?;
+        let slowest = jobs.iter().map(|job| job.read.runtime).max();
         Ok(Self {
-            reads: report.jobs.iter().map(|job| job.read.total_ios).collect(),
-            time: Duration::from_millis(slowest),
+            reads: jobs.iter().map(|job| job.read.total_ios).collect(),
+            time: Duration::from_millis(slowest.unwrap_or_default()),
         })
     }
+}
+
+/// What fio says a [`Verify`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    pub writes: u64,
+    /// Reads of what was written, to compare it.
+    pub reads: u64,
+    pub syncs: u64,
+}
+
+impl Verified {
+    /// Requests of any kind.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.writes + self.reads + self.syncs
+    }
+
+    /// Reads fio's JSON, as [`Done::parse`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn parse(text: &str, verify: &Verify) -> Result<Self> {
+        let jobs = parse_jobs(text, &verify.disks)?;
+        let sum = |of: fn(&Job) -> u64| jobs.iter().map(of).sum();
+        Ok(Self {
+            writes: sum(|job| job.write.total_ios),
+            reads: sum(|job| job.read.total_ios),
+            syncs: sum(|job| job.sync.total_ios),
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct Report {
+    jobs: Vec<Job>,
+}
+
+#[derive(Deserialize)]
+struct Job {
+    jobname: String,
+    error: i64,
+    read: Requests,
+    write: Requests,
+    sync: Syncs,
+}
+
+#[derive(Deserialize)]
+struct Requests {
+    total_ios: u64,
+    runtime: u64,
+}
+
+#[derive(Deserialize)]
+struct Syncs {
+    total_ios: u64,
+}
+
+/// Reads fio's JSON, which has to be about one job for each of these names, in
+/// this order, without an error.
+fn parse_jobs(text: &str, names: &[String]) -> Result<Vec<Job>> {
+    let bad = |problem: &str| LabError::failed(format!("fio's report: {problem}"));
+    let start = text.find('{').ok_or_else(|| bad("no JSON"))?;
+    let report: Report =
+        serde_json::from_str(&text[start..]).map_err(|error| bad(&error.to_string()))?;
+    let found: Vec<_> = report.jobs.iter().map(|job| &job.jobname).collect();
+    if found != names.iter().collect::<Vec<_>>() {
+        return Err(bad(&format!("jobs are {found:?}, expected {names:?}")));
+    }
+    if let Some(job) = report.jobs.iter().find(|job| job.error != 0) {
+        return Err(bad(&format!("error {} on {}", job.error, job.jobname)));
+    }
+    Ok(report.jobs)
 }
 
 /// A list of CPUs, written as the kernel writes one: `0-3,8`.
@@ -253,13 +339,41 @@ mod tests {
     }
 
     #[test]
+    fn what_is_synced_is_written_one_by_one() {
+        let verify = |writes_per_sync| Verify {
+            disks: load().disks,
+            bytes: 1 << 20,
+            writes_per_sync,
+        };
+        assert_eq!(verify(0).writes(), 256);
+        let [plain, synced] = [0, 16].map(|it| verify(it).command().to_string());
+        assert!(plain.contains("--iodepth=8"), "{plain}");
+        assert!(plain.contains("--fsync=0 --name=nvme0n1"), "{plain}");
+        assert!(synced.contains("--iodepth=1 "), "{synced}");
+        assert!(synced.contains("--fsync=16 --name=nvme0n1"), "{synced}");
+    }
+
+    #[test]
     fn the_report_is_read_past_warnings() {
         let text = r#"fio: a warning
             {"fio version":"fio-3.39","jobs":[
-            {"jobname":"nvme0n1","error":0,"read":{"total_ios":1200,"runtime":1500,"iops":800.0}},
-            {"jobname":"nvme4n1","error":0,"read":{"total_ios":600,"runtime":2000,"iops":300.0}}]}"#;
+            {"jobname":"nvme0n1","error":0,"read":{"total_ios":1200,"runtime":1500,"iops":800.0},
+             "write":{"total_ios":0,"runtime":0},"sync":{"total_ios":0}},
+            {"jobname":"nvme4n1","error":0,"read":{"total_ios":600,"runtime":2000,"iops":300.0},
+             "write":{"total_ios":7,"runtime":9},"sync":{"total_ios":2}}]}"#;
         let done = Done::parse(text, &load()).unwrap();
         assert_eq!(done.reads, [1200, 600]);
+        let verify = Verify {
+            disks: load().disks,
+            bytes: 1 << 20,
+            writes_per_sync: 0,
+        };
+        let verified = Verified::parse(text, &verify).unwrap();
+        assert_eq!(
+            (verified.writes, verified.reads, verified.syncs),
+            (7, 1800, 2)
+        );
+        assert_eq!(verified.total(), 1809);
         assert!((done.iops() - 900.0).abs() < 1e-9);
         let other = Load {
             disks: vec!["nvme0n1".to_owned()],

@@ -1,5 +1,6 @@
 //! A virtual server from its boot to its end.
 
+use std::fs::File;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,6 +26,8 @@ use crate::temporary::Folder;
 
 /// The daemon answers in milliseconds, once it gets one of the guest's CPUs.
 const HTTP_LIMIT: Duration = Duration::from_secs(30);
+
+const NATIVE_DISK_BYTES: u64 = 256 << 20;
 
 /// A file that is put in the guest before it boots.
 #[derive(Clone, Debug)]
@@ -172,6 +175,16 @@ impl Guest {
         let terminal = config
             .terminal
             .then(|| folder.path().join("terminal.socket"));
+        let native_disks = (0..config.native_disks)
+            .map(|index| {
+                // Sparse: it costs what is written.
+                let path = folder.path().join(format!("native{index}.disk"));
+                File::create_new(&path)
+                    .and_then(|file| file.set_len(NATIVE_DISK_BYTES))
+                    .map_err(LabError::path(&path))?;
+                Ok(path)
+            })
+            .collect::<Result<Vec<_>>>()?;
         let host_port = free_port()?;
         let mut command = artifacts.qemu.command();
         Machine {
@@ -181,7 +194,7 @@ impl Guest {
             memory_mib: config.memory_mib,
             iommu: config.iommu,
             counts_instructions: config.counts_instructions,
-            native_disks: config.native_disks,
+            native_disks: &native_disks,
             kernel: &artifacts.kernel.vmlinuz,
             initramfs: &initramfs,
             kernel_arguments: &kernel_arguments,
@@ -294,6 +307,34 @@ impl Guest {
             mode,
         };
         self.expect_done(&format!("writing {path}"), request, content.into(), PROMPT)
+    }
+
+    /// Sets a feature of an NVMe controller (`nvme0`, ...) with an admin command from
+    /// the guest, past its driver.
+    ///
+    /// # Errors
+    /// When there is no such controller, it refuses, or the guest does not answer.
+    pub fn set_nvme_feature(&self, controller: &str, feature: u8, value: u32) -> Result<()> {
+        let request = Request::SetNvmeFeature {
+            path: format!("/dev/{controller}"),
+            feature,
+            value,
+        };
+        let what = format!("setting feature {feature:#04x} of {controller}");
+        self.expect_done(&what, request, Vec::new(), PROMPT)
+    }
+
+    /// Makes bytes of a block device (`nvme0n1`, ...) zero without sending zeroes.
+    ///
+    /// # Errors
+    /// When the device cannot, or the guest does not answer.
+    pub fn write_zeroes(&self, disk: &str, offset: u64, length: u64) -> Result<()> {
+        let request = Request::WriteZeroes {
+            path: format!("/dev/{disk}"),
+            offset,
+            length,
+        };
+        self.expect_done(&format!("zeroing {disk}"), request, Vec::new(), PROMPT)
     }
 
     /// Loads a kernel module after those it needs; what is loaded stays.

@@ -11,6 +11,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use cpio::newc::{Builder, ModeFileType, trailer};
 use sha2::{Digest as _, Sha256};
@@ -184,11 +185,19 @@ impl Archive {
             .collect())
     }
 
-    /// The archive as a file in the cache, written if it is not there yet.
+    /// The archive as a file in the cache, written if it is not there yet. Those that
+    /// were not asked for lately are then removed: newer ones took their places.
     pub(crate) fn cached(&self, folder: &Path) -> Result<PathBuf> {
-        let path = folder.join(format!("base-{}.cpio", self.hash()?));
-        if path.exists() {
-            return Ok(path);
+        let path = folder.join(format!("{CACHED_PREFIX}{}{CACHED_SUFFIX}", self.hash()?));
+        let now = SystemTime::now();
+        match File::options().append(true).open(&path) {
+            // Whoever removes old ones sees that this is in use.
+            Ok(file) => {
+                file.set_modified(now).map_err(LabError::path(&path))?;
+                return Ok(path);
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(LabError::path(&path)(error)),
         }
         fs::create_dir_all(folder).map_err(LabError::path(folder))?;
         let failed = || LabError::path(folder);
@@ -201,8 +210,35 @@ impl Archive {
         temporary
             .persist(&path)
             .map_err(|error| LabError::path(&path)(error.error))?;
+        remove_unused(folder, now).map_err(failed())?;
         Ok(path)
     }
+}
+
+const CACHED_PREFIX: &str = "base-";
+const CACHED_SUFFIX: &str = ".cpio";
+/// No run takes as long, so that what is older is of no run.
+const CACHED_UNUSED: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// Removes archives that were written, and last asked for, long before `now`.
+fn remove_unused(folder: &Path, now: SystemTime) -> io::Result<()> {
+    for item in fs::read_dir(folder)? {
+        let item = item?;
+        let name = item.file_name();
+        let is_archive = name
+            .to_str()
+            .is_some_and(|it| it.starts_with(CACHED_PREFIX) && it.ends_with(CACHED_SUFFIX));
+        // It may be gone by now: two runs remove at once.
+        let modified = item.metadata().and_then(|it| it.modified()).ok();
+        let age = modified.and_then(|it| now.duration_since(it).ok());
+        if is_archive && age.is_some_and(|age| age > CACHED_UNUSED) {
+            match fs::remove_file(item.path()) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Writes the initramfs of one boot.
@@ -274,6 +310,32 @@ mod tests {
         other.bytes("/bin/tool", 0o700, *b"12345");
         assert_ne!(other.cached(folder.path()).unwrap(), first);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn what_nobody_asked_for_lately_makes_room_for_what_is_new() {
+        let folder = tempfile::tempdir().unwrap();
+        let archive = |content: &str| {
+            let mut archive = sample();
+            archive.bytes("/bin/tool", 0o755, content);
+            archive.cached(folder.path()).unwrap()
+        };
+        let make_old = |path: &Path| {
+            let file = File::options().append(true).open(path).unwrap();
+            let long_ago = SystemTime::now() - 2 * CACHED_UNUSED;
+            file.set_modified(long_ago).unwrap();
+        };
+        let (unused, used) = (archive("1"), archive("2"));
+        let other = folder.path().join("base-notes.txt");
+        fs::write(&other, "").unwrap();
+        for path in [&unused, &used, &other] {
+            make_old(path);
+        }
+        assert_eq!(archive("2"), used);
+        assert!(unused.exists());
+        let new = archive("3");
+        assert!(!unused.exists());
+        assert!(used.exists() && other.exists() && new.exists());
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub use command::{Background, GuestCommand, Output};
 pub use controller::Controller;
 pub use disks::GuestDisk;
 pub use error::{LabError, Result};
-pub use fio::{Bound, CpuList, Done, Load};
+pub use fio::{Bound, CpuList, Done, Load, Verified, Verify};
 pub use guest::{Guest, GuestConfig, GuestFile, Root, guests_at_once};
 pub use http::HttpResponse;
 pub use interrupts::{KernelCounts, KernelLine, disk_of_action, is_vmd_action};

@@ -245,6 +245,23 @@ mod tests {
         assert!(place("-g1") < place("+g2") && place("-g2") < place("+g3"));
     }
 
+    /// Would wait for ever if they ran one after the other.
+    #[test]
+    fn as_many_run_at_once_as_there_are_slots() {
+        let plan = ["a", "b", "c"].map(|name| (name.to_owned(), Place::Beside));
+        let schedule = Schedule::new(3, plan);
+        let all_run = std::sync::Barrier::new(3);
+        std::thread::scope(|scope| {
+            for name in ["a", "b", "c"] {
+                let (schedule, all_run) = (&schedule, &all_run);
+                scope.spawn(move || {
+                    let _turn = schedule.enter(name);
+                    all_run.wait();
+                });
+            }
+        });
+    }
+
     #[test]
     fn who_needs_the_whole_machine_gets_it() {
         let tests = [

@@ -6,7 +6,8 @@ use tempfile::TempDir;
 
 use crate::error::{LabError, Result};
 
-/// A folder that is removed when it is dropped, unless it is to be kept.
+/// A folder that is removed when it is dropped, but for its logs if they are to be
+/// kept.
 #[derive(Debug)]
 pub(crate) struct Folder {
     folder: Option<TempDir>,
@@ -35,7 +36,7 @@ impl Folder {
         self.folder.as_ref().map_or(Path::new(""), TempDir::path)
     }
 
-    /// Whether it stays, and its name is told, when it is dropped.
+    /// Whether its logs stay, and its name is told, when it is dropped.
     pub(crate) fn keep(&mut self, keep: bool) {
         self.keep = keep;
     }
@@ -46,7 +47,15 @@ impl Drop for Folder {
         if self.keep
             && let Some(folder) = self.folder.take()
         {
-            eprintln!("logs are kept in {}", folder.keep().display());
+            let path = folder.keep();
+            // What else there is (the initramfs, disks) is large and explains nothing.
+            // A file that cannot be removed does no harm.
+            for item in std::fs::read_dir(&path).into_iter().flatten().flatten() {
+                if item.path().extension().is_none_or(|it| it != "log") {
+                    let _ = std::fs::remove_file(item.path());
+                }
+            }
+            eprintln!("logs are kept in {}", path.display());
         }
     }
 }
@@ -56,14 +65,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_goes_unless_it_is_kept() {
+    fn a_folder_goes_but_for_its_logs_if_they_are_kept() {
         let mut folder = Folder::new("test").unwrap();
         let path = folder.path().to_owned();
-        assert!(path.is_dir());
+        for name in ["initramfs", "native0.disk", "console.log"] {
+            std::fs::write(path.join(name), name).unwrap();
+        }
         folder.keep(true);
         drop(folder);
-        assert!(path.is_dir());
-        std::fs::remove_dir(&path).unwrap();
+        let left = std::fs::read_dir(&path).unwrap();
+        let left: Vec<_> = left.map(|item| item.unwrap().file_name()).collect();
+        assert_eq!(left, ["console.log"]);
+        std::fs::remove_dir_all(&path).unwrap();
         let folder = Folder::new("test").unwrap();
         let path = folder.path().to_owned();
         drop(folder);

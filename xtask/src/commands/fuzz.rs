@@ -104,7 +104,6 @@ fn fuzz(fuzzer: &Fuzzer, args: &Args) -> anyhow::Result<Summary> {
         args.seconds,
         kept.len()
     );
-    let before = files(&failures)?;
     let log = work.join("log");
     let file = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
     let status = program(fuzzer)
@@ -121,9 +120,9 @@ fn fuzz(fuzzer: &Fuzzer, args: &Args) -> anyhow::Result<Summary> {
         .stderr(file)
         .status()
         .with_context(|| format!("cannot run {}", fuzzer.program.display()))?;
-    let mut new = files(&failures)?;
-    new.retain(|path| !before.contains(path));
-    if let Some(input) = new.first() {
+    let text = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
+    let text = String::from_utf8_lossy(&text);
+    if let Some(input) = failing_input(&text) {
         // It may not fail when run alone; the log has the first failure.
         replay(fuzzer, input)?;
         bail!(
@@ -132,8 +131,6 @@ fn fuzz(fuzzer: &Fuzzer, args: &Args) -> anyhow::Result<Summary> {
             input.display()
         );
     }
-    let text = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
-    let text = String::from_utf8_lossy(&text);
     match summary(&text) {
         Some(summary) if status.success() && summary.inputs > kept.len() as u64 => Ok(summary),
         _ => bail!(
@@ -142,6 +139,14 @@ fn fuzz(fuzzer: &Fuzzer, args: &Args) -> anyhow::Result<Summary> {
             text.lines().last().unwrap_or_default()
         ),
     }
+}
+
+/// The input that libFuzzer says it has written because it failed, be it one that an
+/// earlier run has written, too.
+fn failing_input(log: &str) -> Option<&Path> {
+    log.lines()
+        .find_map(|line| line.split_once("Test unit written to "))
+        .map(|(_, path)| Path::new(path))
 }
 
 /// Runs one input visibly; true if it does no harm.
@@ -243,5 +248,13 @@ mod tests {
             })
         );
         assert_eq!(summary(""), None);
+    }
+
+    #[test]
+    fn the_failing_input_is_the_one_that_the_log_names() {
+        let log = "==7==ABORTING\nartifact_prefix='/w/failures/'; Test unit written to /w/failures/crash-db7d\nBase64: YGBg\n";
+        let input = failing_input(log);
+        assert_eq!(input, Some(Path::new("/w/failures/crash-db7d")));
+        assert_eq!(failing_input("Done 19 runs in 16 second(s)\n"), None);
     }
 }

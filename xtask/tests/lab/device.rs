@@ -4,20 +4,21 @@ use libtest_mimic::Trial;
 use vmd_device::control::{Client, Request};
 use vmd_device::{
     BlockSize, CompletionFault, Config, Counters, DeviceId, FirstBus, Link, LinkSpeed, LinkWidth,
-    MsiFault, Service,
+    MsiFault, QueueCounters, Service,
 };
 use xtask_lab::{
-    Bound, CpuList, Done, Guest, GuestCommand, GuestConfig, Load, disk_of_action, interrupt,
-    is_vmd_action,
+    Bound, CpuList, Done, Guest, GuestCommand, GuestConfig, Load, Verify, disk_of_action,
+    interrupt, is_vmd_action,
 };
 
-use crate::server::PATIENCE;
+use crate::server::{PATIENCE, Readings, Server, completions, sum};
 use crate::{artifacts, lab_test};
 
 const CPUS: u32 = 3;
 
-/// A guest with a device that takes about as long as a flash disk.
-fn boot(config: Config, nvme: &str) -> Guest {
+/// A server with a device that takes about as long as a flash disk. The daemon
+/// runs before the disks are found.
+fn boot(config: Config, nvme: &str) -> Server {
     let config = GuestConfig {
         cpus: CPUS,
         controllers: vec![Config {
@@ -30,10 +31,23 @@ fn boot(config: Config, nvme: &str) -> Guest {
         modules: vec!["vmd".to_owned(), "nvme_core".to_owned()],
         ..GuestConfig::default()
     };
-    let guest = Guest::boot(artifacts(), &config).unwrap_or_else(|error| panic!("{error}"));
-    guest.load_module("nvme", nvme).unwrap();
-    guest.await_disks(PATIENCE).unwrap();
-    guest
+    let (server, ready) = Server::start(artifacts(), &config);
+    ready.unwrap_or_else(|error| panic!("{error}"));
+    server.guest.load_module("nvme", nvme).unwrap();
+    server.disks();
+    server
+}
+
+/// Does that, and compares what the daemon counted since the disks were found with
+/// what the device posted since then.
+fn is_counted(server: &Server, test: impl FnOnce(&Guest)) {
+    test(&server.guest);
+    let readings = server.at_rest();
+    let device = readings.device();
+    assert_eq!(
+        completions(&readings.daemon),
+        device.cqes() - device.cqes_skipped()
+    );
 }
 
 fn counters(guest: &Guest) -> Counters {
@@ -54,12 +68,12 @@ fn shell(guest: &Guest, script: &str) -> (String, bool) {
     )
 }
 
-/// Reads one block of disk 0, past any cache; whether that worked.
+/// Reads one block of disk 0 from CPU 0, past any cache; whether that worked.
 fn read_one(guest: &Guest) -> bool {
     let disk = &guest.disks().unwrap()[0].namespaces[0];
     shell(
         guest,
-        &format!("dd if=/dev/{disk} of=/dev/null bs=4k count=1 iflag=direct"),
+        &format!("taskset 1 dd if=/dev/{disk} of=/dev/null bs=4k count=1 iflag=direct"),
     )
     .1
 }
@@ -69,15 +83,13 @@ fn assert_accounted(counters: &Counters) {
     let mut arrived = counters.msis();
     for disk in &counters.disks {
         let io = &disk.queues[1..];
-        let taken: u64 = io
-            .iter()
-            .map(|it| it.reads + it.writes + it.flushes + it.other)
-            .sum();
+        let taken: u64 = io.iter().map(QueueCounters::taken).sum();
         let discarded: u64 = io.iter().map(|it| it.discarded).sum();
         assert_eq!(taken, disk.io_cqes() + discarded + disk.in_service);
         arrived = arrived + disk.duplicated_msis - disk.dropped_msis;
     }
     let by_vectors: u64 = counters.vmd_vector_msis.iter().sum();
+    let arrived = arrived + counters.vmd_duplicated_msis - counters.vmd_dropped_msis;
     assert_eq!(by_vectors + counters.bypass_msis, arrived);
     assert_eq!((counters.undelivered_msis, counters.rejected), (0, 0));
 }
@@ -115,27 +127,22 @@ fn written_data_verify(guest: &Guest, block: &str) {
                 .read_file(&format!("/sys/block/{namespace}/queue/logical_block_size"))
                 .unwrap();
             assert_eq!(String::from_utf8_lossy(&size).trim(), block);
-            let fio = GuestCommand::new("fio").args([
-                "--name=verify".to_owned(),
-                format!("--filename=/dev/{namespace}"),
-                "--rw=randwrite".to_owned(),
-                "--bs=4k".to_owned(),
-                "--size=1m".to_owned(),
-                "--direct=1".to_owned(),
-                "--ioengine=io_uring".to_owned(),
-                "--iodepth=8".to_owned(),
-                "--verify=crc32c".to_owned(),
-            ]);
-            guest.check(&fio, PATIENCE).unwrap();
+            let load = Verify {
+                disks: vec![namespace],
+                bytes: 1 << 20,
+                writes_per_sync: 0,
+            };
+            guest.check(&load.command(), PATIENCE).unwrap();
         }
     }
     assert_accounted(&counters(guest));
 }
 
 /// Reads through a queue without interrupts.
-fn polled_queues_complete_without_interrupts(guest: &Guest) {
+fn polled_queues_complete_without_interrupts(server: &Server) {
+    let guest = &server.guest;
     let disk = &guest.disks().unwrap()[0].namespaces[0];
-    let before = counters(guest);
+    let before = server.at_rest();
     let fio = GuestCommand::new("fio").args([
         "--name=polled".to_owned(),
         format!("--filename=/dev/{disk}"),
@@ -148,9 +155,14 @@ fn polled_queues_complete_without_interrupts(guest: &Guest) {
         "--iodepth=4".to_owned(),
     ]);
     guest.check(&fio, PATIENCE).unwrap();
-    let after = counters(guest);
-    assert_eq!(after.io_cqes() - before.io_cqes(), 200);
-    assert_eq!(after.msis(), before.msis());
+    let after = server.at_rest();
+    let io = |readings: &Readings| readings.device().io_cqes();
+    assert_eq!(io(&after) - io(&before), 200);
+    assert_eq!(after.device().msis(), before.device().msis());
+    // No handler ran for them.
+    let increase = |metric| sum(&after.daemon, metric) - sum(&before.daemon, metric);
+    assert_eq!(increase("vmdtrace_completions_outside_handler_total"), 200);
+    assert_eq!(increase("vmdtrace_completions_total"), 0);
 }
 
 /// Resets the controller while it has commands in service: every read is done in
@@ -196,62 +208,123 @@ fn resets_under_load_lose_nothing(guest: &Guest) {
     assert_accounted(&after);
 }
 
-fn faults_are_made_as_told(guest: &Guest) {
+/// Lets a command without an interrupt be found after two seconds instead of 30.
+fn shorten_timeouts(guest: &Guest) {
+    for disk in guest.disks().unwrap() {
+        for namespace in disk.namespaces {
+            let path = format!("/sys/block/{namespace}/queue/io_timeout");
+            guest.write_file(&path, 0, "2000").unwrap();
+        }
+    }
+}
+
+/// How often the kernel found a command only when its time was over.
+fn polled_after_timeout(guest: &Guest) -> usize {
+    let (log, success) = shell(guest, "dmesg");
+    assert!(success, "{log}");
+    log.matches("timeout, completion polled").count()
+}
+
+/// Each fault of an MSI, of the disk's vector or the VMD's as `request` makes it,
+/// and one read each time. What was posted is reaped in any case.
+fn msis_go_wrong(guest: &Guest, request: impl Fn(MsiFault) -> Request) {
+    let late = MsiFault::Delay("5ms".to_owned().try_into().unwrap());
+    for (fault, timeouts) in [(MsiFault::Duplicate, 0), (late, 0), (MsiFault::Drop, 1)] {
+        let before = polled_after_timeout(guest);
+        ask(guest, &request(fault));
+        assert!(read_one(guest));
+        assert_eq!(polled_after_timeout(guest) - before, timeouts, "{fault:?}");
+    }
+    assert_accounted(&counters(guest));
+}
+
+/// The vector of the disk that its next read's MSI names, and of the VMD, found by
+/// one read from the same CPU.
+fn vectors_of_a_read(guest: &Guest) -> (u16, Option<u16>) {
     let before = counters(guest);
     assert!(read_one(guest));
+    let after = counters(guest);
+    let risen = |earlier: &[u64], later: &[u64]| {
+        let old = |index| earlier.get(index).copied().unwrap_or_default();
+        let index = (0..later.len()).find(|index| later[*index] > old(*index));
+        index.map(|index| u16::try_from(index).unwrap())
+    };
+    let child = risen(
+        &before.disks[0].child_vector_msis,
+        &after.disks[0].child_vector_msis,
+    );
+    let vmd = risen(&before.vmd_vector_msis, &after.vmd_vector_msis);
+    (child.unwrap(), vmd)
+}
+
+fn faults_are_made_as_told(guest: &Guest) {
+    shorten_timeouts(guest);
+    let before = counters(guest);
+    let (vector, vmd_vector) = vectors_of_a_read(guest);
+    let completion = |fault| Request::CompletionFault {
+        disk: 0,
+        queue: None,
+        nth: 1,
+        fault,
+    };
+    ask(guest, &completion(CompletionFault::Status));
+    assert!(
+        !read_one(guest),
+        "a read succeeds although the disk says otherwise"
+    );
+    for vector in [None, Some(vector)] {
+        msis_go_wrong(guest, |fault| Request::MsiFault {
+            disk: 0,
+            vector,
+            nth: 1,
+            fault,
+        });
+    }
+    let mut reads = 8;
+    if let Some(vmd_vector) = vmd_vector {
+        msis_go_wrong(guest, |fault| Request::VmdMsiFault {
+            vmd_vector,
+            nth: 1,
+            fault,
+        });
+        reads += 3;
+    }
+    let after = counters(guest);
+    let disk = &after.disks[0];
+    assert_eq!(
+        (disk.dropped_msis, disk.duplicated_msis, disk.delayed_msis),
+        (2, 2, 2)
+    );
+    let of_vmd = if vmd_vector.is_some() { 1 } else { 0 };
+    assert_eq!(
+        (
+            after.vmd_dropped_msis,
+            after.vmd_duplicated_msis,
+            after.vmd_delayed_msis
+        ),
+        (of_vmd, of_vmd, of_vmd)
+    );
+    assert_eq!(disk.queues.iter().map(|it| it.corrupted).sum::<u64>(), 1);
+    assert_eq!(after.io_cqes() - before.io_cqes(), reads);
+}
+
+/// A completion of a command that Linux does not know: the command itself ends
+/// only when its time is over and the controller was reset, and is then done again.
+fn an_unknown_command_id_is_survived(guest: &Guest) {
+    let before = counters(guest);
     ask(
         guest,
         &Request::CompletionFault {
             disk: 0,
             queue: None,
             nth: 1,
-            fault: CompletionFault::Status,
-        },
-    );
-    assert!(
-        !read_one(guest),
-        "a read succeeds although the disk says otherwise"
-    );
-    assert!(read_one(guest));
-    ask(
-        guest,
-        &Request::MsiFault {
-            disk: 0,
-            vector: None,
-            nth: 1,
-            fault: MsiFault::Duplicate,
+            fault: CompletionFault::CommandId,
         },
     );
     assert!(read_one(guest));
-    // Without its interrupt, a command is found when its time is over.
-    let disk = &guest.disks().unwrap()[0].namespaces[0];
-    assert!(
-        shell(
-            guest,
-            &format!("echo 2000 > /sys/block/{disk}/queue/io_timeout")
-        )
-        .1
-    );
-    ask(
-        guest,
-        &Request::MsiFault {
-            disk: 0,
-            vector: None,
-            nth: 1,
-            fault: MsiFault::Drop,
-        },
-    );
-    assert!(read_one(guest));
-    assert!(
-        shell(guest, "dmesg")
-            .0
-            .contains("timeout, completion polled")
-    );
     let after = counters(guest);
-    let disk = &after.disks[0];
-    assert_eq!((disk.dropped_msis, disk.duplicated_msis), (1, 1));
-    assert_eq!(disk.queues.iter().map(|it| it.corrupted).sum::<u64>(), 1);
-    assert_eq!(after.io_cqes() - before.io_cqes(), 5);
+    assert_eq!(after.cqes_skipped() - before.cqes_skipped(), 1);
+    assert_eq!(after.io_cqes() - before.io_cqes(), 2);
     assert_accounted(&after);
 }
 
@@ -272,16 +345,42 @@ fn a_stalled_disk_goes_on(guest: &Guest) {
     assert_eq!(counters(guest).io_cqes() - before.io_cqes(), 10);
 }
 
+/// Pulls a disk out while it has a read in service, and puts it in again.
 fn a_disk_is_pulled_out_and_put_in_again(guest: &Guest) {
+    shorten_timeouts(guest);
     let disk = guest.disks().unwrap().swap_remove(0);
+    let usual = guest.controllers()[0].config().service;
+    let never = Service {
+        latency: "60s".parse().unwrap(),
+        ..usual
+    };
+    let mut client = guest.controllers()[0].client().unwrap();
+    client.set_service(Some(0), never).unwrap();
+    let script = format!(
+        "dd if=/dev/{} of=/dev/null bs=4k count=1 iflag=direct",
+        disk.namespaces[0]
+    );
+    let read = guest.spawn(&GuestCommand::shell(script)).unwrap();
+    interrupt::until("a read to be in service", PATIENCE, || {
+        Ok((counters(guest).disks[0].in_service > 0).then_some(()))
+    })
+    .unwrap();
+    let discarded = |counters: &Counters| -> u64 {
+        let io = &counters.disks[0].queues[1..];
+        io.iter().map(|it| it.discarded).sum()
+    };
+    let before = counters(guest);
     ask(guest, &Request::Remove { disk: 0 });
-    // The driver looks when it resets the controller, and gives it up.
-    let reset = format!("/sys/class/nvme/{}/reset_controller", disk.name);
-    shell(guest, &format!("echo 1 > {reset}"));
+    let after = counters(guest);
+    assert_eq!(after.disks[0].in_service, 0);
+    assert_eq!(discarded(&after) - discarded(&before), 1);
+    // The driver looks when the read's time is over, and gives the disk up.
     interrupt::until("the disk to be given up", PATIENCE, || {
         Ok((guest.disks()?[0].state == "dead").then_some(()))
     })
     .unwrap();
+    assert!(!read.wait(PATIENCE).unwrap().success());
+    client.set_service(Some(0), usual).unwrap();
     ask(guest, &Request::Insert { disk: 0 });
     let rescan = format!(
         "echo 1 > /sys/bus/pci/devices/{}/remove; echo 1 > /sys/bus/pci/rescan",
@@ -317,7 +416,7 @@ fn a_reduced_link_is_seen(guest: &Guest) {
 }
 
 fn remapped() {
-    let guest = boot(
+    let server = boot(
         Config {
             id: DeviceId::Remap201d,
             disks: 2,
@@ -326,18 +425,19 @@ fn remapped() {
         },
         "poll_queues=1",
     );
-    reads_are_counted(&guest);
-    written_data_verify(&guest, "512");
-    polled_queues_complete_without_interrupts(&guest);
-    resets_under_load_lose_nothing(&guest);
-    faults_are_made_as_told(&guest);
-    a_stalled_disk_goes_on(&guest);
-    a_reduced_link_is_seen(&guest);
-    guest.power_off().unwrap();
+    is_counted(&server, reads_are_counted);
+    is_counted(&server, |guest| written_data_verify(guest, "512"));
+    polled_queues_complete_without_interrupts(&server);
+    is_counted(&server, resets_under_load_lose_nothing);
+    is_counted(&server, faults_are_made_as_told);
+    is_counted(&server, an_unknown_command_id_is_survived);
+    is_counted(&server, a_stalled_disk_goes_on);
+    a_reduced_link_is_seen(&server.guest);
+    server.end();
 }
 
 fn bypassed() {
-    let guest = boot(
+    let server = boot(
         Config {
             id: DeviceId::Bypass28c0,
             disks: 2,
@@ -347,12 +447,12 @@ fn bypassed() {
         },
         "",
     );
-    reads_are_counted(&guest);
-    written_data_verify(&guest, "4096");
-    resets_under_load_lose_nothing(&guest);
-    faults_are_made_as_told(&guest);
-    a_disk_is_pulled_out_and_put_in_again(&guest);
-    guest.power_off().unwrap();
+    is_counted(&server, reads_are_counted);
+    is_counted(&server, |guest| written_data_verify(guest, "4096"));
+    is_counted(&server, resets_under_load_lose_nothing);
+    is_counted(&server, faults_are_made_as_told);
+    a_disk_is_pulled_out_and_put_in_again(&server.guest);
+    server.end();
 }
 
 /// Other parts, and a part that is passed through: each takes another path

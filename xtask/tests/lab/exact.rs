@@ -1,18 +1,18 @@
 //! The counts are exact on every kernel and in every kind of server.
 //!
 //! One boot has all kinds of disks in it: behind a VMD that remaps (201d), behind
-//! one that can be bypassed (28c0), and behind none. After all tests a table says
-//! what was tried, and how it went.
+//! one that can be bypassed (28c0), and behind none; one kind of server has a VMD
+//! of each id. After all tests a table says what was tried, and how it went.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libtest_mimic::Trial;
-use vmd_device::{Config, DeviceId, Mode};
+use vmd_device::{Config, DeviceId, FirstBus, Mode, Service};
 use xtask_lab::{
-    Artifacts, GuestCommand, GuestConfig, GuestDisk, Iommu, disk_of_action, is_vmd_action,
-    native_serial,
+    Artifacts, GuestCommand, GuestConfig, GuestDisk, Iommu, Verified, Verify, disk_of_action,
+    is_vmd_action, native_serial,
 };
 use xtask_setup::KERNELS;
 
@@ -21,10 +21,77 @@ use crate::server::{PATIENCE, Readings, Server, by_irq, compare_lines, completio
 
 const DISKS: u8 = 2;
 const READS: u64 = 300;
+/// Written, and read back, on each disk where that is tried.
+const VERIFIED_BYTES: u64 = 512 << 10;
+
+/// A VMD.
+#[derive(Clone, Copy)]
+struct Vmd {
+    /// Of its disks.
+    tag: &'static str,
+    id: DeviceId,
+    shadow: bool,
+    first_bus: FirstBus,
+    /// Whether the driver of 5.10 knows it, too (its table `vmd_ids`).
+    old: bool,
+}
+
+impl Vmd {
+    const fn new(tag: &'static str, id: DeviceId) -> Self {
+        Self {
+            tag,
+            id,
+            shadow: false,
+            first_bus: FirstBus::Bus0,
+            old: true,
+        }
+    }
+
+    /// As in the table.
+    fn name(&self) -> String {
+        let shadow = if self.shadow { " shadow" } else { "" };
+        format!("{}{shadow}", self.id.name())
+    }
+}
+
+/// One of each mode.
+const PAIR: [Vmd; 2] = [
+    Vmd::new("R", DeviceId::Remap201d),
+    Vmd::new("B", DeviceId::Bypass28c0),
+];
+
+/// One of each path through the driver; one of each restriction of the buses, too.
+const EVERY_ID: [Vmd; 6] = [
+    PAIR[0],
+    PAIR[1],
+    Vmd {
+        shadow: true,
+        first_bus: FirstBus::Bus128,
+        ..Vmd::new("S", DeviceId::Bypass28c0)
+    },
+    Vmd {
+        first_bus: FirstBus::Bus224,
+        ..Vmd::new("C", DeviceId::Client9a0b)
+    },
+    Vmd {
+        first_bus: FirstBus::Bus128,
+        old: false,
+        ..Vmd::new("D", DeviceId::ClientA77f)
+    },
+    Vmd {
+        old: false,
+        ..Vmd::new("E", DeviceId::Client7d0b)
+    },
+];
 
 /// A kind of server.
 struct Kind {
     name: &'static str,
+    vmds: &'static [Vmd],
+    /// Disks complete commands some time after they were told of them, and only a
+    /// few at a time. They say that they have a write cache, so that fio's fsync
+    /// is a command, too; and written data are read back.
+    asynchronous: bool,
     cpus: u32,
     absent_cpus: u32,
     numa_nodes: u32,
@@ -37,6 +104,8 @@ struct Kind {
 /// What the others differ from.
 const PLAIN: Kind = Kind {
     name: "",
+    vmds: &PAIR,
+    asynchronous: false,
     cpus: 2,
     absent_cpus: 0,
     numa_nodes: 1,
@@ -46,7 +115,13 @@ const PLAIN: Kind = Kind {
 };
 
 /// Two things at once where they do not meet, since each kind is a boot.
-const KINDS: [Kind; 5] = [
+const KINDS: [Kind; 6] = [
+    Kind {
+        name: "every-id-asynchronous",
+        vmds: &EVERY_ID,
+        asynchronous: true,
+        ..PLAIN
+    },
     Kind {
         name: "numa-absent-cpus-integrity",
         cpus: 3,
@@ -80,12 +155,31 @@ const KINDS: [Kind; 5] = [
 ];
 
 impl Kind {
-    fn config(&self) -> GuestConfig {
-        let controller = |id, tag: &str| Config {
-            id,
+    /// The VMDs that the kernel's driver knows, and the others.
+    fn vmds(&self, kernel: &str) -> (Vec<Vmd>, Vec<Vmd>) {
+        let is_old = kernel.starts_with("5.10.");
+        self.vmds.iter().partition(|vmd| vmd.old || !is_old)
+    }
+
+    fn config(&self, vmds: &[Vmd]) -> GuestConfig {
+        let service = if self.asynchronous {
+            Service {
+                latency: "uniform:60us:120us".parse().unwrap(),
+                parallelism: 5,
+                ..Service::default()
+            }
+        } else {
+            Service::default()
+        };
+        let controller = |vmd: &Vmd| Config {
+            id: vmd.id,
+            shadow: vmd.shadow,
+            first_bus: vmd.first_bus,
             disks: DISKS,
             vectors: 3,
-            tag: tag.to_owned(),
+            tag: vmd.tag.to_owned(),
+            write_cache: self.asynchronous,
+            service,
             ..Config::default()
         };
         GuestConfig {
@@ -94,10 +188,7 @@ impl Kind {
             numa_nodes: self.numa_nodes,
             iommu: self.iommu,
             native_disks: 1,
-            controllers: vec![
-                controller(DeviceId::Remap201d, "R"),
-                controller(DeviceId::Bypass28c0, "B"),
-            ],
+            controllers: vmds.iter().map(controller).collect(),
             kernel_arguments: self
                 .kernel_arguments
                 .iter()
@@ -137,7 +228,7 @@ impl Table {
         println!("\nexactness by kernel, kind of server and controller:");
         let title = ["interrupts", "runs", "completions"];
         println!(
-            "{:<18} {:<27} {:<12} {:>10} {:>7} {:>11}  result",
+            "{:<18} {:<27} {:<18} {:>10} {:>7} {:>11}  result",
             "kernel", "server", "controller", title[0], title[1], title[2]
         );
         for row in rows.iter() {
@@ -150,7 +241,7 @@ impl fmt::Display for Row {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             formatter,
-            "{:<18} {:<27} {:<12} {:>10} {:>7} {:>11}  {}",
+            "{:<18} {:<27} {:<18} {:>10} {:>7} {:>11}  {}",
             self.kernel,
             self.kind,
             self.what,
@@ -170,7 +261,7 @@ struct Layout {
 }
 
 impl Layout {
-    fn read(server: &Server) -> Self {
+    fn read(server: &Server, vmds: &[Vmd]) -> Self {
         const SCRIPT: &str = "for vmd in /sys/bus/pci/drivers/vmd/0*; do
             address=${vmd##*/}
             for irq in $vmd/msi_irqs/*; do
@@ -186,7 +277,7 @@ impl Layout {
             .stdout_text();
         let disks = server.disks();
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split(' ').collect()).collect();
-        let vectors = ["R", "B"].map(|tag| {
+        let vectors = vmds.iter().map(|Vmd { tag, .. }| {
             let behind = of_tag(&disks, tag);
             let (_, address) = lines
                 .iter()
@@ -197,11 +288,11 @@ impl Layout {
             let own = lines
                 .iter()
                 .filter(|line| line[0] == "vector" && line[1] == address);
-            (tag, own.map(|line| line[2].parse().unwrap()).collect())
+            (*tag, own.map(|line| line[2].parse().unwrap()).collect())
         });
         Self {
+            vectors: vectors.collect(),
             disks,
-            vectors: vectors.into(),
         }
     }
 }
@@ -272,11 +363,43 @@ fn compare(
     }
 }
 
-/// Reads all disks and compares everything that can be compared.
-fn measure(server: &Server, kernel: &str, kind: &Kind) -> Vec<Row> {
-    let layout = Layout::read(server);
+/// Writes to all disks and reads it back; what fio did in all.
+fn verify_all_disks(server: &Server, layout: &Layout) -> Verified {
+    let load = Verify {
+        disks: layout
+            .disks
+            .iter()
+            .map(|disk| disk.namespaces[0].clone())
+            .collect(),
+        bytes: VERIFIED_BYTES,
+        writes_per_sync: 16,
+    };
+    let output = server.guest.check(&load.command(), PATIENCE);
+    let text = output
+        .unwrap_or_else(|error| panic!("{error}"))
+        .stdout_text();
+    let done = Verified::parse(&text, &load).unwrap_or_else(|error| panic!("{error}"));
+    let disks = load.disks.len() as u64;
+    assert_eq!(
+        (done.writes, done.reads),
+        (disks * load.writes(), disks * load.writes())
+    );
+    done
+}
+
+/// Loads all disks and compares everything that can be compared.
+fn measure(server: &Server, kernel: &str, kind: &Kind, vmds: &[Vmd]) -> Vec<Row> {
+    let layout = Layout::read(server, vmds);
+    let all_disks = u64::from(DISKS) * vmds.len() as u64 + 1;
     let before = server.at_rest();
     let reads = server.read_all_disks_from(kind.cpus, READS);
+    let verified = if kind.asynchronous {
+        verify_all_disks(server, &layout)
+    } else {
+        Verified::default()
+    };
+    // Every disk does the same.
+    let of_each_disk = READS + verified.total() / all_disks;
     let after = server.at_rest();
     let window = (&before, &after);
     let row = |what: String, found: Found| Row {
@@ -294,18 +417,17 @@ fn measure(server: &Server, kernel: &str, kind: &Kind) -> Vec<Row> {
     };
 
     let mut rows = Vec::new();
-    for (index, tag) in ["R", "B"].into_iter().enumerate() {
+    for (index, vmd) in vmds.iter().enumerate() {
+        let tag = vmd.tag;
         let disks = of_tag(&layout.disks, tag);
         let vectors = &layout.vectors[tag];
         let vector = |irq: u32, action: &str| vectors.contains(&irq) && is_vmd_action(action);
         let child =
             |_: u32, action: &str| disk_of_action(action).is_some_and(|it| disks.contains(it));
-        let (id, mode) = (
-            server.guest.controllers()[index].config().id,
-            after.devices[index].mode,
-        );
+        let mode = after.devices[index].mode;
         // The driver of 5.10 remaps in any case.
-        let expected = if id.can_bypass() && !kernel.starts_with("5.10.") {
+        let can_bypass = vmd.id.can_bypass() && !vmd.shadow;
+        let expected = if can_bypass && !kernel.starts_with("5.10.") {
             Mode::Bypass
         } else {
             Mode::Remap
@@ -319,16 +441,29 @@ fn measure(server: &Server, kernel: &str, kind: &Kind) -> Vec<Row> {
         }
         let device = |readings: &Readings| readings.devices[index].io_cqes();
         let served = device(&after) - device(&before);
-        if served != READS * u64::from(DISKS) {
+        if served != of_each_disk * u64::from(DISKS) {
             found
                 .wrong
-                .push(format!("the device served {served} reads"));
+                .push(format!("the device served {served} commands"));
+        }
+        let flushes = |readings: &Readings| {
+            let disks = readings.devices[index].disks.iter();
+            disks
+                .flat_map(|it| &it.queues)
+                .map(|it| it.flushes)
+                .sum::<u64>()
+        };
+        let flushed = flushes(&after) - flushes(&before);
+        if flushed * all_disks != verified.syncs * u64::from(DISKS) {
+            found
+                .wrong
+                .push(format!("the device flushed {flushed} times"));
         }
         let mode = match mode {
             Mode::Remap => "remap",
             Mode::Bypass => "bypass",
         };
-        rows.push(row(format!("{} {mode}", id.name()), found));
+        rows.push(row(format!("{} {mode}", vmd.name()), found));
     }
     let native = layout
         .disks
@@ -339,19 +474,19 @@ fn measure(server: &Server, kernel: &str, kind: &Kind) -> Vec<Row> {
     let mut found = compare(window, of_native, |_, _| false);
 
     // What all disks have in common. The native disk tells no count of its own;
-    // each of its completions is one of fio's reads.
+    // each of its completions is one of fio's requests.
     let posted = |readings: &Readings| {
         let counted = |it: &vmd_device::Counters| it.cqes() - it.cqes_skipped();
         readings.devices.iter().map(counted).sum::<u64>()
     };
-    let expected = posted(&after) - posted(&before) + READS;
+    let expected = posted(&after) - posted(&before) + of_each_disk;
     let ours = completions(&after.daemon) - completions(&before.daemon);
     if ours != expected {
         found
             .wrong
             .push(format!("{ours} completions of {expected} on all disks"));
     }
-    if reads != READS * (2 * u64::from(DISKS) + 1) {
+    if reads != READS * all_disks {
         found.wrong.push(format!("fio read {reads} times"));
     }
     for metric in [
@@ -372,9 +507,10 @@ fn measure(server: &Server, kernel: &str, kind: &Kind) -> Vec<Row> {
 
 fn counts_are_exact(artifacts: &Artifacts, kind: &Kind, table: &Table) {
     let kernel = &artifacts.kernel.package_version;
-    let (server, ready) = Server::start(artifacts, &kind.config());
+    let (vmds, unknown) = kind.vmds(kernel);
+    let (server, ready) = Server::start(artifacts, &kind.config(&vmds));
     let rows = match ready {
-        Ok(()) => measure(&server, kernel, kind),
+        Ok(()) => measure(&server, kernel, kind, &vmds),
         Err(error) if kind.refused => {
             let text = error.to_string();
             assert!(text.contains("ended (exit status 1)"), "{text}");
@@ -402,6 +538,15 @@ fn counts_are_exact(artifacts: &Artifacts, kind: &Kind, table: &Table) {
         .map(Row::to_string)
         .collect();
     table.add(rows);
+    table.add(unknown.iter().map(|vmd| Row {
+        kernel: kernel.clone(),
+        kind: kind.name,
+        what: vmd.name(),
+        interrupts: 0,
+        runs: 0,
+        completions: 0,
+        result: "not tried: the driver does not know it".to_owned(),
+    }));
     assert!(!kind.refused, "the daemon counts where that is forbidden");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     server.end();

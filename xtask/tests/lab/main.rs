@@ -19,6 +19,7 @@ mod leftovers;
 mod lost;
 mod msi;
 mod native;
+mod placement;
 mod server;
 mod shared;
 mod shell;
@@ -157,6 +158,7 @@ fn main() -> ExitCode {
     trials.extend(lost::trials());
     trials.extend(msi::trials());
     trials.extend(native::trials());
+    trials.extend(placement::trials());
     trials.extend(shell::trials());
     trials.extend(soak::trials());
     trials.extend(systemd::trials());

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use vmd_device::{Config, DeviceId, Service};
+use vmd_device::{Config, DeviceId, QueueCounters, Service};
 use xtask_lab::{
     Artifacts, Background, Bound, Controller, CpuList, Done, Guest, GuestCommand, GuestConfig,
-    GuestDisk, KernelCounts, Load, Sample, Scrape, VMDTRACE, disk_of_action, interrupt,
-    is_vmd_action,
+    GuestDisk, KernelCounts, Load, Sample, Scrape, VMDTRACE, Verified, Verify, disk_of_action,
+    interrupt, is_vmd_action,
 };
 
 use crate::shared::Shared;
@@ -50,6 +50,7 @@ impl Server {
                 id,
                 disks: DISKS,
                 vectors: VECTORS,
+                write_cache: true,
                 ..Config::default()
             }],
             modules: modules.iter().map(|module| (*module).to_owned()).collect(),
@@ -328,13 +329,7 @@ fn every_line_equals_the_kernels_count(server: &Server, id: DeviceId) {
     } else {
         assert!(vectors.is_empty(), "{vectors:?}");
     }
-    let posted = after.device().cqes()
-        - after.device().cqes_skipped()
-        - (before.device().cqes() - before.device().cqes_skipped());
-    assert_eq!(
-        completions(&after.daemon) - completions(&before.daemon),
-        posted
-    );
+    assert_eq!(reaped(&before, &after), posted(&before, &after));
 }
 
 /// The same with a device that takes its time: completions come when nobody rings,
@@ -366,46 +361,151 @@ fn asynchronous_events_are_skipped_and_explained(server: &Server) {
     let after = server.at_rest();
     let skipped = after.device().cqes_skipped() - before.device().cqes_skipped();
     assert_eq!(skipped, u64::from(DISKS));
-    assert_eq!(
-        completions(&after.daemon) - completions(&before.daemon),
-        after.device().cqes() - before.device().cqes() - skipped
-    );
+    assert_eq!(reaped(&before, &after), posted(&before, &after));
 }
 
 fn written_data_verifies(server: &Server) {
+    let load = Verify {
+        disks: server
+            .disks()
+            .iter()
+            .map(|disk| disk.namespaces[0].clone())
+            .collect(),
+        bytes: 1 << 20,
+        writes_per_sync: 32,
+    };
     let before = server.at_rest();
-    let mut arguments: Vec<String> = [
-        "--name=global",
-        "--rw=randwrite",
-        "--bs=4k",
-        "--size=1m",
-        "--direct=1",
-        "--ioengine=io_uring",
-        "--iodepth=8",
-        "--verify=crc32c",
-    ]
-    .map(str::to_owned)
-    .into();
-    for (index, disk) in server.disks().iter().enumerate() {
-        arguments.extend([
-            format!("--name=disk{index}"),
-            format!("--filename=/dev/{}", disk.namespaces[0]),
-        ]);
-    }
+    let output = server
+        .guest
+        .check(&load.command(), PATIENCE)
+        .unwrap_or_else(|error| panic!("{error}"));
+    let done = Verified::parse(&output.stdout_text(), &load).unwrap();
+    let after = server.at_rest();
+    // Each block is written once and read back once.
+    assert_eq!(done.writes, 256 * u64::from(DISKS));
+    assert_eq!(done.reads, done.writes);
+    assert!(done.syncs >= u64::from(DISKS), "{done:?}");
+    assert_eq!(
+        after.device().io_cqes() - before.device().io_cqes(),
+        done.total()
+    );
+    let flushes = |readings: &Readings| of_queues(readings, |queue| queue.flushes);
+    assert_eq!(flushes(&after) - flushes(&before), done.syncs);
+    assert_eq!(reaped(&before, &after), posted(&before, &after));
+}
+
+/// A sum over all queues of the first controller.
+fn of_queues(readings: &Readings, count: fn(&QueueCounters) -> u64) -> u64 {
+    let disks = readings.device().disks.iter();
+    disks.flat_map(|disk| &disk.queues).map(count).sum()
+}
+
+/// Completions that the daemon counted meanwhile, wherever they were reaped.
+fn reaped(before: &Readings, after: &Readings) -> u64 {
+    completions(&after.daemon) - completions(&before.daemon)
+}
+
+/// Those that the first controller posted for the driver's tracepoint.
+fn posted(before: &Readings, after: &Readings) -> u64 {
+    let seen = |it: &Readings| it.device().cqes() - it.device().cqes_skipped();
+    seen(after) - seen(before)
+}
+
+/// A range that is written with zeroes by the device itself reads as zeroes.
+fn write_zeroes_are_counted(server: &Server) {
+    const BYTES: u64 = 1 << 20;
+    let disk = &server.disks()[0].namespaces[0];
+    let check = |script: String| {
+        let output = server.guest.check(&GuestCommand::shell(script), PATIENCE);
+        output
+            .unwrap_or_else(|error| panic!("{error}"))
+            .stdout_text()
+            .trim()
+            .to_owned()
+    };
+    let not_zero = || {
+        check(format!(
+            "dd if=/dev/{disk} bs=64k count=16 iflag=direct | tr -d '\\0' | wc -c"
+        ))
+    };
+    check(format!(
+        "tr '\\0' '\\377' < /dev/zero | dd of=/dev/{disk} bs=64k count=16 iflag=fullblock oflag=direct"
+    ));
+    assert_eq!(not_zero(), BYTES.to_string());
+    let most: u64 = check(format!(
+        "cat /sys/block/{disk}/queue/write_zeroes_max_bytes"
+    ))
+    .parse()
+    .unwrap();
+    let before = server.at_rest();
+    server.guest.write_zeroes(disk, 0, BYTES).unwrap();
+    let after = server.at_rest();
+    assert_eq!(not_zero(), "0");
+    let zeroes = |readings: &Readings| of_queues(readings, |queue| queue.write_zeroes);
+    assert_eq!(zeroes(&after) - zeroes(&before), BYTES.div_ceil(most));
+    assert_eq!(posted(&before, &after), BYTES.div_ceil(most));
+    assert_eq!(reaped(&before, &after), posted(&before, &after));
+}
+
+/// Coalescing as the guest sets it, through an admin command.
+fn interrupts_are_coalesced(server: &Server, id: DeviceId) {
+    const COALESCING: u8 = 0x08;
+    let disks = server.disks();
+    let set = |value| {
+        for disk in &disks {
+            server
+                .guest
+                .set_nvme_feature(&disk.name, COALESCING, value)
+                .unwrap_or_else(|error| panic!("{error}"));
+        }
+    };
+    let of_first = |readings: &Readings| {
+        let disk = &readings.device().disks[0];
+        let msis: u64 = disk.child_vector_msis.iter().skip(1).sum();
+        (disk.io_cqes(), disk.held_interrupts, msis)
+    };
+    // One read at a time: it is never enough for an interrupt, and 100 us later
+    // there is one.
+    set(0x0107);
+    let before = server.at_rest();
+    let script = format!(
+        "dd if=/dev/{} of=/dev/null bs=4k count=50 iflag=direct",
+        disks[0].namespaces[0]
+    );
     server
         .guest
-        .check(&GuestCommand::new("fio").args(arguments), PATIENCE)
+        .check(&GuestCommand::shell(script), PATIENCE)
         .unwrap_or_else(|error| panic!("{error}"));
     let after = server.at_rest();
-    let posted = after.device().io_cqes() - before.device().io_cqes();
-    // Each block is written once and read back once.
-    assert_eq!(posted, 2 * 256 * u64::from(DISKS));
-    assert_eq!(
-        completions(&after.daemon) - completions(&before.daemon),
-        after.device().cqes()
-            - after.device().cqes_skipped()
-            - (before.device().cqes() - before.device().cqes_skipped())
+    let (earlier, later) = (of_first(&before), of_first(&after));
+    assert_eq!(later.0 - earlier.0, 50);
+    assert_eq!(later.1 - earlier.1, 50, "held back");
+    assert_eq!(later.2 - earlier.2, 50, "interrupts");
+    assert_eq!(reaped(&before, &after), posted(&before, &after));
+
+    // Eight reads at a time, an interrupt for four of them, or for what there is
+    // after 25.5 ms.
+    set(0xff03);
+    let before = server.at_rest();
+    every_line_equals_the_kernels_count(server, id);
+    let after = server.at_rest();
+    let all = |readings: &Readings| {
+        let held: u64 = readings
+            .device()
+            .disks
+            .iter()
+            .map(|it| it.held_interrupts)
+            .sum();
+        (readings.device().io_cqes(), held, readings.device().msis())
+    };
+    let (earlier, later) = (all(&before), all(&after));
+    let (done, held, msis) = (
+        later.0 - earlier.0,
+        later.1 - earlier.1,
+        later.2 - earlier.2,
     );
+    assert!(held > 0 && 2 * msis <= done, "{done} {held} {msis}");
+    set(0);
 }
 
 fn topology_tells_the_mode_and_how(server: &Server, id: DeviceId) {
@@ -467,7 +567,7 @@ fn topology_tells_the_mode_and_how(server: &Server, id: DeviceId) {
 type Check = fn(&Server, DeviceId);
 
 pub(crate) fn trials() -> (Vec<Shared<Server>>, Vec<Trial>) {
-    let checks: [(&str, Check); 7] = [
+    let checks: [(&str, Check); 9] = [
         ("every_series_is_there_at_zero", |server, _| {
             every_series_is_there_at_zero(server);
         }),
@@ -491,6 +591,10 @@ pub(crate) fn trials() -> (Vec<Shared<Server>>, Vec<Trial>) {
         ("written_data_verifies", |server, _| {
             written_data_verifies(server);
         }),
+        ("write_zeroes_are_counted", |server, _| {
+            write_zeroes_are_counted(server);
+        }),
+        ("interrupts_are_coalesced", interrupts_are_coalesced),
         (
             "topology_tells_the_mode_and_how",
             topology_tells_the_mode_and_how,

@@ -10,7 +10,7 @@ pub(crate) enum Clock {
     /// The time since this moment.
     Since(Instant),
     /// A time that a test sets.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     Set(std::sync::Arc<std::sync::atomic::AtomicU64>),
 }
 
@@ -23,7 +23,7 @@ impl Clock {
         match self {
             // Wraps after 584 years.
             Self::Since(start) => start.elapsed().as_nanos() as Nanos,
-            #[cfg(test)]
+            #[cfg(any(test, feature = "fuzzing"))]
             Self::Set(now) => now.load(std::sync::atomic::Ordering::Relaxed),
         }
     }

@@ -165,6 +165,9 @@ pub struct Config {
     /// Namespaces of each disk.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_NAMESPACES)))]
     pub namespaces: u8,
+    /// Say that the disks have a volatile write cache, so that the driver flushes it.
+    #[arg(long)]
+    pub write_cache: bool,
     /// MSI-X vectors of each disk: one for the admin queue and each I/O queue.
     #[arg(long, default_value_t = 65, value_parser = clap::value_parser!(u16).range(2..=256))]
     pub queue_vectors: u16,
@@ -190,6 +193,7 @@ impl Default for Config {
             disk_bytes: 256 << 20,
             block_size: BlockSize::default(),
             namespaces: 1,
+            write_cache: false,
             queue_vectors: 65,
             tag: "A".to_owned(),
             service: Service::default(),
@@ -279,12 +283,12 @@ impl Args {
             line.push(name.into());
             line.push(value.into());
         }
-        if config.shadow {
-            line.push("--shadow".into());
-        }
-        if self.verbose {
-            line.push("--verbose".into());
-        }
+        let flags = [
+            ("--shadow", config.shadow),
+            ("--write-cache", config.write_cache),
+            ("--verbose", self.verbose),
+        ];
+        line.extend(flags.iter().filter(|it| it.1).map(|it| it.0.into()));
         line
     }
 }
@@ -340,6 +344,7 @@ mod tests {
             "B7",
             "--verbose",
             "--shadow",
+            "--write-cache",
             "--first-bus",
             "224",
             "--block-size",

@@ -25,6 +25,12 @@ use crate::protocol::{HEADER_LEN, Header, MAX_FDS};
 const MAX_BACKLOG_MESSAGES: usize = 65_536;
 const MAX_BACKLOG_BYTES: usize = 64 << 20;
 
+/// How long a client that sends no more may take to make room for what it is sent.
+const LAST_PATIENCE: Timespec = Timespec {
+    tv_sec: 2,
+    tv_nsec: 0,
+};
+
 /// A message from the client.
 #[derive(Debug)]
 pub(crate) struct Incoming {
@@ -44,6 +50,8 @@ pub(crate) enum ConnectionError {
     Interrupted,
     #[error("the client sends requests but does not read what it is sent")]
     Backlog,
+    #[error("the client sends no more requests and does not read what it is sent")]
+    Unread,
     #[error("a message could not be sent whole, so that later ones would not be understood")]
     CutShort,
     #[error("the socket failed: {0}")]
@@ -72,6 +80,8 @@ struct Inbound {
     fds: Vec<OwnedFd>,
     complete: VecDeque<Incoming>,
     complete_bytes: usize,
+    /// The client sends no more; it may still read.
+    ended: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,7 +158,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits until the socket takes more, or something was read.
+    /// Waits until the socket takes more, or something was read, be it the end.
     fn wait_for_room(&self) -> Result<(), ConnectionError> {
         // If another thread is reading, it will stop when it has a message; look again then.
         const PATIENCE: Timespec = Timespec {
@@ -170,6 +180,14 @@ impl Connection {
         &self,
         mut inbound: MutexGuard<'_, Inbound>,
     ) -> Result<(), ConnectionError> {
+        if inbound.ended {
+            // The end can always be read: there is only room to wait for.
+            let mut wait = [PollFd::new(&self.stream, PollFlags::OUT)];
+            return match retry_on_intr(|| poll(&mut wait, Some(&LAST_PATIENCE)))? {
+                0 => Err(ConnectionError::Unread),
+                _ => Ok(()),
+            };
+        }
         let mut wait = [PollFd::new(&self.stream, PollFlags::IN | PollFlags::OUT)];
         retry_on_intr(|| poll(&mut wait, None))?;
         while inbound.pump(&self.stream, RecvFlags::DONTWAIT)? == Progress::Some {
@@ -207,7 +225,10 @@ impl Inbound {
         let received = match retry_on_intr(|| recvmsg(stream, &mut parts, &mut control, flags)) {
             Ok(received) => received,
             Err(Errno::AGAIN) => return Ok(Progress::Blocked),
-            Err(Errno::CONNRESET) => return Ok(Progress::Closed),
+            Err(Errno::CONNRESET) => {
+                self.ended = true;
+                return Ok(Progress::Closed);
+            }
             Err(error) => return Err(error.into()),
         };
         for message in control.drain() {
@@ -219,6 +240,7 @@ impl Inbound {
             return Err(ConnectionError::TooManyFds);
         }
         if received.bytes == 0 {
+            self.ended = true;
             let between_messages = self.header_len == 0;
             return if between_messages {
                 Ok(Progress::Closed)
@@ -388,6 +410,50 @@ mod tests {
             Err(ConnectionError::Socket(Errno::PIPE))
         ));
         assert!(connection.receive().unwrap().is_none());
+    }
+
+    /// A connection whose client has closed its side for sending, with no room left.
+    fn half_closed_and_full() -> (UnixStream, Connection) {
+        let (client, server) = UnixStream::pair().unwrap();
+        let connection = Connection::new(server);
+        client.shutdown(Shutdown::Write).unwrap();
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        while send(&connection.stream, &[9; 4096], flags).is_ok() {}
+        // Reads the end.
+        connection.wait_for_room().unwrap();
+        (client, connection)
+    }
+
+    /// It must wait, and not look again and again whether there is room.
+    #[test]
+    fn a_half_closed_client_is_waited_for_until_it_reads() {
+        let (mut client, connection) = half_closed_and_full();
+        let has_read = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                connection.wait_for_room().unwrap();
+                has_read.load(Ordering::Acquire)
+            });
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            has_read.store(true, Ordering::Release);
+            let flags = RecvFlags::DONTWAIT;
+            let mut bytes = [0; 65_536];
+            while rustix::net::recv(&client, &mut bytes[..], flags).is_ok() {}
+            assert!(waiting.join().unwrap(), "it did not wait");
+        });
+        connection.send_all(&[7]).unwrap();
+        let mut byte = [0];
+        client.read_exact(&mut byte).unwrap();
+        assert_eq!(byte, [7]);
+    }
+
+    #[test]
+    fn a_half_closed_client_that_reads_nothing_is_given_up() {
+        let (_client, connection) = half_closed_and_full();
+        assert!(matches!(
+            connection.send_all(&[1; 4096]),
+            Err(ConnectionError::Unread)
+        ));
     }
 
     /// Both sides send more than the socket holds before either reads: this

@@ -12,6 +12,8 @@
 //!                               "accepted"
 //! {"command":"msi-fault","disk":0,"vector":1,"nth":1,"fault":"drop"}
 //!                               "accepted" (also "duplicate", {"delay":"5ms"})
+//! {"command":"vmd-msi-fault","vmd_vector":1,"nth":1,"fault":"drop"}
+//!                               "accepted"
 //! {"command":"completion-fault","disk":0,"queue":1,"nth":1,"fault":"command-id"}
 //!                               "accepted" (also "status")
 //! {"command":"service","disk":0,"service":{"latency":"80us","parallelism":32,"iops":350}}
@@ -92,6 +94,15 @@ pub enum Request {
         disk: usize,
         /// The disk's own vector; any if absent.
         vector: Option<u16>,
+        /// Which from now on; 1 is the next.
+        nth: u32,
+        fault: MsiFault,
+    },
+    /// Let an MSI go wrong that is to raise one of the VMD's own vectors, whichever
+    /// disk it is of. Refused while MSIs bypass those.
+    VmdMsiFault {
+        /// Index of the VMD's vector.
+        vmd_vector: u16,
         /// Which from now on; 1 is the next.
         nth: u32,
         fault: MsiFault,
@@ -302,6 +313,14 @@ fn respond(line: &[u8], device: &Scheduler) -> Response {
             let plan = |it: &mut Controller| it.plan_msi_fault(vector, nth, fault);
             planned(device.with(|device| device.plan(disk, plan)), disk)
         }
+        Ok(Request::VmdMsiFault {
+            vmd_vector,
+            nth,
+            fault,
+        }) => match device.with(|device| device.plan_vmd_fault(vmd_vector, nth, fault)) {
+            Ok(()) => Response::Accepted,
+            Err(refusal) => Response::Error(refusal.to_string()),
+        },
         Ok(Request::CompletionFault {
             disk,
             queue,
@@ -446,6 +465,13 @@ mod tests {
             };
             assert!(accepted(&request(1)) && !accepted(&request(2)));
         }
+        let mut accept_vmd = |vector: u8| {
+            accepted(&format!(
+                r#"{{"command":"vmd-msi-fault","vmd_vector":{vector},"nth":1,"fault":"drop"}}"#
+            ))
+        };
+        assert!(!accept_vmd(8));
+        assert_eq!((0..100).filter(|_| accept_vmd(7)).count(), 64);
         let mut planned = 0;
         for fault in ["command-id", "status"] {
             let request = format!(

@@ -21,6 +21,7 @@ pub struct QueueCounters {
     pub reads: u64,
     pub writes: u64,
     pub flushes: u64,
+    pub write_zeroes: u64,
     pub other: u64,
     /// Completion queue entries posted.
     pub cqes: u64,
@@ -33,6 +34,14 @@ pub struct QueueCounters {
     /// Commands taken that never complete, because their queue was deleted or
     /// the controller was reset or failed.
     pub discarded: u64,
+}
+
+impl QueueCounters {
+    /// Commands taken, of any kind.
+    #[must_use]
+    pub fn taken(&self) -> u64 {
+        self.reads + self.writes + self.flushes + self.write_zeroes + self.other
+    }
 }
 
 /// One disk.
@@ -108,6 +117,12 @@ pub struct Counters {
     /// MSIs raised by the VMD itself on behalf of its children, by its own
     /// vector (remapping).
     pub vmd_vector_msis: Vec<u64>,
+    /// Of the children's MSIs that one of these vectors was to be raised for, those
+    /// that were lost, raised it twice, or later, as told. Those that are raised are
+    /// counted above when that happens.
+    pub vmd_dropped_msis: u64,
+    pub vmd_duplicated_msis: u64,
+    pub vmd_delayed_msis: u64,
     /// MSIs of children passed on unchanged (bypass).
     pub bypass_msis: u64,
     /// MSIs of children that could not be delivered and are in neither of the

@@ -9,9 +9,10 @@ use vm_memory::mmap::MmapRegionError;
 
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::counters::Counters;
+use crate::counters::{Counters, Mode};
 use crate::diagnostics::Diagnostics;
 use crate::endpoint::{Endpoint, REGIONS, Region};
+use crate::faults::MsiFault;
 use crate::interrupts::{Interrupts, Sink};
 use crate::memory::{GuestMemory, MapError};
 use crate::nvme::{Controller, Environment};
@@ -45,6 +46,8 @@ pub(crate) enum Refusal {
     },
     #[error("there is no region or interrupt type {0}")]
     Index(u32),
+    #[error("a descriptor to be told of interrupts by cannot be used: {0}")]
+    Listener(std::io::Error),
     #[error(
         "interrupt set-up with flags {flags:#x} for type {index}, {count} from {start}, {fds} descriptors"
     )]
@@ -75,6 +78,17 @@ pub(crate) enum EventOutcome {
     /// The controller is not running, or has too many events waiting.
     NotNow,
     NoSuchDisk,
+}
+
+/// Why no fault of a VMD's vector was planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum VmdFaultRefusal {
+    #[error("there is no VMD vector {vector}, the VMD has {vectors}")]
+    NoSuchVector { vector: u16, vectors: u32 },
+    #[error("MSIs bypass the VMD's vectors: let one of a disk go wrong instead")]
+    Bypass,
+    #[error("too many faults of VMD vectors wait")]
+    TooMany,
 }
 
 /// The VMD endpoint with what connects it to the client.
@@ -110,7 +124,8 @@ impl Device {
 
     /// When `advance` has to be called next, if no request comes.
     pub(crate) fn next_due(&self) -> Option<Nanos> {
-        self.endpoint.next_due()
+        let times = [self.endpoint.next_due(), self.interrupts.next_due()];
+        times.into_iter().flatten().min()
     }
 
     /// Lets everything happen that is due by now.
@@ -128,7 +143,7 @@ impl Device {
         let messages = self.endpoint.take_messages(now);
         let mode = self.endpoint.mode();
         self.interrupts
-            .deliver(mode, &messages, &mut self.diagnostics);
+            .deliver(mode, &messages, now, &mut self.diagnostics);
     }
 
     /// Serves a request; the result is the body of the reply. A refused request
@@ -313,7 +328,9 @@ impl Device {
             }
             let mut fds = fds.into_iter();
             for vector in vectors {
-                self.interrupts.listen(vector, fds.next().map(File::from));
+                self.interrupts
+                    .listen(vector, fds.next().map(File::from))
+                    .map_err(Refusal::Listener)?;
             }
             Ok(())
         } else if flags & irq_set::DATA_NONE != 0 {
@@ -348,6 +365,9 @@ impl Device {
             mode: self.endpoint.mode(),
             disks: self.endpoint.disk_counters(),
             vmd_vector_msis: self.interrupts.vmd_vector_msis.clone(),
+            vmd_dropped_msis: self.interrupts.vmd_dropped_msis,
+            vmd_duplicated_msis: self.interrupts.vmd_duplicated_msis,
+            vmd_delayed_msis: self.interrupts.vmd_delayed_msis,
             bypass_msis: self.interrupts.bypass_msis,
             undelivered_msis: self.interrupts.undelivered_msis,
             rejected: self.diagnostics.rejected(),
@@ -382,6 +402,29 @@ impl Device {
         // What was due before is not meant.
         self.advance();
         self.endpoint.disk(disk).map(plan)
+    }
+
+    /// Lets an MSI go wrong that is to raise one of the VMD's vectors.
+    pub(crate) fn plan_vmd_fault(
+        &mut self,
+        vector: u16,
+        nth: u32,
+        fault: MsiFault,
+    ) -> Result<(), VmdFaultRefusal> {
+        // What was due before is not meant.
+        self.advance();
+        let vectors = self.interrupts.vectors();
+        if u32::from(vector) >= vectors {
+            return Err(VmdFaultRefusal::NoSuchVector { vector, vectors });
+        }
+        if self.endpoint.mode() == Mode::Bypass {
+            return Err(VmdFaultRefusal::Bypass);
+        }
+        if self.interrupts.plan_fault(vector, nth, fault) {
+            Ok(())
+        } else {
+            Err(VmdFaultRefusal::TooMany)
+        }
     }
 
     /// Pulls a disk out or plugs it in; false if there is no such disk.

@@ -479,6 +479,8 @@ fn write_zeroes_covers_no_more_than_is_announced() {
     }
     // Not zeroed by the refused command, zeroed by the other, and not beyond it.
     assert_eq!(first_bytes, [7, 0, 7]);
+    let counters = &guest.device.counters().disks[0].queues[1];
+    assert_eq!((counters.write_zeroes, counters.taken()), (2, 7));
     // The limits of another command set are not known.
     assert_eq!(guest.admin(0x06, DATA, 6, 2 << 24), 0x4002);
 }
@@ -536,6 +538,13 @@ fn queue_commands_are_checked() {
     assert_eq!(guest.admin(0x04, 0, 0, 0), 0x4101);
 }
 
+fn announces_a_write_cache(guest: &mut Guest) -> bool {
+    assert_eq!(guest.admin(0x06, DATA, 1, 0), 0);
+    let mut present = [0];
+    guest.device.memory.read(DATA + 525, &mut present).unwrap();
+    present == [1]
+}
+
 #[test]
 fn identify_and_features_answer() {
     let mut guest = Guest::ready(true);
@@ -543,6 +552,13 @@ fn identify_and_features_answer() {
     let mut serial = [0; 20];
     guest.device.memory.read(DATA + 4, &mut serial).unwrap();
     assert_eq!(&serial, b"VMDLABA0000         ");
+    assert!(!announces_a_write_cache(&mut guest));
+    let config = Config {
+        write_cache: true,
+        ..Guest::config()
+    };
+    let mut cached = Guest::of(&config, Clock::start(), Arc::default()).boot(true);
+    assert!(announces_a_write_cache(&mut cached));
     assert_eq!(guest.admin(0x06, DATA, 0, 0), 0);
     let mut blocks = [0; 8];
     guest.device.memory.read(DATA, &mut blocks).unwrap();
@@ -595,6 +611,36 @@ fn remapping_counts_by_vector_of_the_vmd() {
     assert_eq!(counters.mode, Mode::Remap);
     assert_eq!(counters.vmd_vector_msis, [0, 1, 0, 0, 0, 0, 0, 0]);
     assert_eq!((counters.msis(), guest.messages()), (1, 0));
+
+    let mut plan = |vector, fault| guest.device.plan_vmd_fault(vector, 1, fault);
+    let late = MsiFault::Delay("1ms".to_owned().try_into().unwrap());
+    for fault in [MsiFault::Drop, MsiFault::Duplicate, late] {
+        assert_eq!(plan(1, fault), Ok(()));
+    }
+    assert!(matches!(
+        plan(8, MsiFault::Drop),
+        Err(VmdFaultRefusal::NoSuchVector { vectors: 8, .. })
+    ));
+    for _ in 0..3 {
+        guest.admin(0x06, DATA, 1, 0);
+    }
+    assert_eq!(guest.device.counters().vmd_vector_msis[1], 3);
+    assert_eq!(guest.device.next_due(), Some(1_000_000));
+    guest.pass(1_000_000);
+    let counters = guest.device.counters();
+    assert_eq!((counters.msis(), counters.vmd_vector_msis[1]), (4, 4));
+    let faults = (
+        counters.vmd_dropped_msis,
+        counters.vmd_duplicated_msis,
+        counters.vmd_delayed_msis,
+    );
+    assert_eq!(faults, (1, 1, 1));
+
+    guest.write(CONFIG, 0x44, &[2, 0]);
+    assert_eq!(
+        guest.device.plan_vmd_fault(1, 1, MsiFault::Drop),
+        Err(VmdFaultRefusal::Bypass)
+    );
 }
 
 #[test]
@@ -1089,7 +1135,7 @@ fn a_stalled_disk_takes_and_completes_nothing_until_it_is_resumed() {
 /// What the commands of a queue, or of all of them, came to.
 fn assert_accounted(counters: &Counters) {
     for disk in &counters.disks {
-        let of = |queue: &QueueCounters| queue.reads + queue.writes + queue.flushes + queue.other;
+        let of = QueueCounters::taken;
         let io = &disk.queues[1.min(disk.queues.len())..];
         let taken: u64 = io.iter().map(of).sum();
         let ended: u64 = io.iter().map(|queue| queue.cqes + queue.discarded).sum();

@@ -124,6 +124,7 @@ impl Endpoint {
                     eui64: (1..=config.namespaces)
                         .map(|namespace| eui64(&serial, namespace))
                         .collect(),
+                    write_cache: config.write_cache,
                     serial,
                 };
                 Ok(Slot {

@@ -5,6 +5,7 @@
 
 mod jobs;
 mod machine;
+mod nvme;
 mod server;
 
 use std::process::{Command, ExitCode};

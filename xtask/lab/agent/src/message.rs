@@ -40,6 +40,19 @@ pub enum Request {
     WriteFile { path: String, mode: u32 },
     /// Loads a kernel module; one that is loaded already is no error.
     LoadModule { path: String, parameters: String },
+    /// Sets a feature of the NVMe controller with this character device.
+    SetNvmeFeature {
+        path: String,
+        feature: u8,
+        value: u32,
+    },
+    /// Makes bytes of a block device zero by a command for that; not where the device
+    /// has none.
+    WriteZeroes {
+        path: String,
+        offset: u64,
+        length: u64,
+    },
     /// Switches the machine off; answered before it is done.
     PowerOff,
 }

@@ -10,8 +10,10 @@ use lab_agent::{
     Answer, Envelope, Frame, FrameError, Hello, MAX_PAYLOAD, PORT_NAME, Reply, Request,
 };
 
+use nix::fcntl::{FallocateFlags, fallocate};
+
 use crate::jobs::{Jobs, Output, lock};
-use crate::machine;
+use crate::{machine, nvme};
 
 /// Serves until the host asks to switch off or the channel fails.
 pub(crate) fn serve() -> Result<(), String> {
@@ -129,8 +131,38 @@ fn perform(jobs: &Jobs, request: Request, payload: &[u8]) -> Result<(Answer, Vec
             machine::load_module(Path::new(&path), &parameters)?;
             done
         }
+        Request::SetNvmeFeature {
+            path,
+            feature,
+            value,
+        } => {
+            nvme::set_feature(Path::new(&path), feature, value)
+                .map_err(|error| format!("{path}: {error}"))?;
+            done
+        }
+        Request::WriteZeroes {
+            path,
+            offset,
+            length,
+        } => {
+            write_zeroes(Path::new(&path), offset, length)
+                .map_err(|error| format!("{path}: {error}"))?;
+            done
+        }
         Request::PowerOff => done,
     }
+}
+
+/// A hole in a block device is made of zeroes that the device writes itself, or not
+/// made at all (`blkdev_fallocate` in block/fops.c, `BLKDEV_ZERO_NOFALLBACK`).
+fn write_zeroes(path: &Path, offset: u64, length: u64) -> std::io::Result<()> {
+    let file = File::options().write(true).open(path)?;
+    let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    let [offset, length] = [offset, length].map(i64::try_from);
+    let (Ok(offset), Ok(length)) = (offset, length) else {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    };
+    Ok(fallocate(file, mode, offset, length)?)
 }
 
 fn write_file(path: &Path, mode: u32, content: &[u8]) -> std::io::Result<()> {

@@ -12,6 +12,7 @@ use crate::bytes::put;
 use crate::config::Config;
 use crate::counters::Counters;
 use crate::protocol::command;
+use crate::service::Service;
 
 const PAGE: u64 = 4096;
 
@@ -73,6 +74,42 @@ impl Address {
             Self::Any(address) => address,
         }
     }
+}
+
+/// How fast the disk is.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+pub(super) struct Speed {
+    /// Microseconds; 0 is at once.
+    latency: u8,
+    /// Commands served at once, less one.
+    parallelism: u8,
+}
+
+/// An I/O command that can be done where its memory allows it.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+pub(super) struct Io {
+    operation: Operation,
+    first: u8,
+    /// Less one; a page at most.
+    blocks: u8,
+    page: Page,
+}
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Operation {
+    Read,
+    Write,
+    WriteZeroes,
+    Flush,
+}
+
+/// Where the data are.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Page {
+    /// A page behind those of the queues.
+    Ram(u8),
+    ReadOnly,
+    NotMapped,
 }
 
 /// Somewhere in the RAM.
@@ -207,8 +244,13 @@ pub(super) struct Guest {
 impl Guest {
     /// Memory mapped, interrupts listened to, the disk not enabled; `None` if
     /// this machine has no memory or descriptors for it.
-    pub(super) fn new() -> Option<Self> {
+    pub(super) fn new(speed: Speed) -> Option<Self> {
         let config = Config {
+            service: Service {
+                latency: format!("{}us", speed.latency).parse().ok()?,
+                parallelism: u32::from(speed.parallelism) + 1,
+                ..Service::default()
+            },
             disks: 1,
             vectors: VMD_VECTORS,
             disk_bytes: u64::from(BLOCKS) * 512,
@@ -390,6 +432,39 @@ impl Guest {
         );
     }
 
+    pub(super) fn io(&mut self, queue: u8, io: Io) {
+        let page = match io.page {
+            Page::Ram(page) => {
+                let queues = 2 * QUEUES as u64;
+                RAM + (queues + u64::from(page) % (RAM_PAGES - queues)) * PAGE
+            }
+            Page::ReadOnly => ROM,
+            Page::NotMapped => ROM + PAGE,
+        };
+        let first = u32::from(io.first) % BLOCKS;
+        let blocks = u32::from(io.blocks) % 8;
+        let command = Command {
+            opcode: match io.operation {
+                Operation::Read => 2,
+                Operation::Write => 1,
+                Operation::WriteZeroes => 8,
+                Operation::Flush => 0,
+            },
+            flags: 0,
+            other_namespace: None,
+            prp1: Address::Any(page),
+            prp2: Address::Any(0),
+            dwords: [first, 0, blocks.min(BLOCKS - 1 - first), 0].map(Dword::Any),
+        };
+        let queue = 1 + queue % (QUEUES as u8 - 1);
+        self.submit(queue, &command);
+        self.ring(queue);
+    }
+
+    pub(super) fn pass(&mut self, micros: u8) {
+        self.bench.pass(u64::from(micros) * 1000);
+    }
+
     pub(super) fn ring(&mut self, queue: u8) {
         let tail = self.pairs[usize::from(queue) % QUEUES].tail;
         self.doorbell(queue, Ring::Submission, tail);
@@ -520,14 +595,20 @@ impl Guest {
 mod tests {
     use super::*;
 
-    fn command(opcode: u8, prp1: u8) -> Command {
-        Command {
-            opcode,
-            flags: 0,
-            other_namespace: None,
-            prp1: Address::Page(prp1),
-            prp2: Address::Any(0),
-            dwords: [Dword::Low(0); 4],
+    fn guest(latency: u8) -> Guest {
+        let speed = Speed {
+            latency,
+            parallelism: 0,
+        };
+        Guest::new(speed).unwrap()
+    }
+
+    fn read(page: Page) -> Io {
+        Io {
+            operation: Operation::Read,
+            first: 0,
+            blocks: 7,
+            page,
         }
     }
 
@@ -542,18 +623,32 @@ mod tests {
     #[test]
     fn a_started_guest_reaches_its_memory_and_its_read_only_page() {
         for bypass in [false, true] {
-            let mut guest = Guest::new().unwrap();
+            let mut guest = guest(0);
             guest.start(bypass, &[6, 6]);
-            for page in [9, 0xc1] {
-                guest.submit(1, &command(2, page));
-                guest.ring(1);
+            for page in [Page::Ram(3), Page::ReadOnly, Page::NotMapped] {
+                guest.io(0, read(page));
                 guest.check();
             }
-            assert_eq!((status(&guest, 1, 0), status(&guest, 1, 1)), (0, 0x4004));
+            let statuses = [0, 1, 2].map(|slot| status(&guest, 1, slot));
+            assert_eq!(statuses, [0, 0x4004, 0x4004]);
             let counters = guest.bench.counters();
-            assert_eq!((counters.admin_cqes(), counters.io_cqes()), (4, 2));
+            assert_eq!((counters.admin_cqes(), counters.io_cqes()), (4, 3));
             assert_eq!(counters.undelivered_msis, 0);
             guest.check_end();
+        }
+    }
+
+    #[test]
+    fn a_slow_disk_completes_one_command_after_the_other() {
+        let mut guest = guest(10);
+        guest.start(false, &[6, 6]);
+        for _ in 0..2 {
+            guest.io(1, read(Page::Ram(0)));
+        }
+        for (micros, done) in [(9, 0), (1, 1), (9, 1), (1, 2)] {
+            guest.pass(micros);
+            guest.check();
+            assert_eq!(guest.bench.counters().io_cqes(), done);
         }
     }
 }

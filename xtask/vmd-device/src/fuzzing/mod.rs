@@ -22,11 +22,13 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::connection::Connection;
-use crate::counters::Counters;
+use crate::counters::{Counters, QueueCounters};
 use crate::device::Device;
 use crate::interrupts::Sink;
+use crate::nvme::MAX_EVENT_REQUESTS;
 use crate::scheduler::Scheduler;
 use crate::server;
+use crate::service::Nanos;
 
 pub use messages::run as messages;
 pub use queues::run as queues;
@@ -42,19 +44,32 @@ impl Sink for Count {
     }
 }
 
-/// A device without a socket.
+/// A device without a socket, whose time is what it is told.
 #[derive(Debug)]
 struct Bench {
     device: Device,
     sent: Arc<Count>,
+    clock: Arc<AtomicU64>,
 }
 
 impl Bench {
     /// `None` if there is no memory for it.
     fn new(config: &Config) -> Option<Self> {
         let sent = Arc::new(Count::default());
-        let device = Device::new(config, sent.clone(), Clock::start(), false).ok()?;
-        Some(Self { device, sent })
+        let clock = Arc::new(AtomicU64::new(0));
+        let set = Clock::Set(Arc::clone(&clock));
+        let device = Device::new(config, sent.clone(), set, false).ok()?;
+        Some(Self {
+            device,
+            sent,
+            clock,
+        })
+    }
+
+    /// Lets time pass, and what is due by then happen.
+    fn pass(&mut self, time: Nanos) {
+        self.clock.fetch_add(time, Ordering::Relaxed);
+        self.device.advance();
     }
 
     /// The body of the reply, or `None` if the request was refused.
@@ -97,9 +112,31 @@ fn memory_file() -> Option<File> {
 /// What holds at any moment, whatever was asked of the device.
 fn check_counters(counters: &Counters) {
     for queue in counters.disks.iter().flat_map(|disk| &disk.queues) {
-        let taken = queue.reads + queue.writes + queue.flushes + queue.other;
-        assert!(queue.cqes <= taken, "more completions than commands");
+        assert!(
+            queue.cqes <= queue.taken(),
+            "more completions than commands"
+        );
         assert!(queue.cqes_skipped <= queue.cqes);
+    }
+    for disk in &counters.disks {
+        let sum = |queues: &[QueueCounters]| {
+            queues.iter().fold((0, 0), |(taken, ended), it| {
+                (taken + it.taken(), ended + it.cqes + it.discarded)
+            })
+        };
+        let (admin, io) = disk.queues.split_at(disk.queues.len().min(1));
+        let (taken, ended) = sum(io);
+        assert_eq!(
+            taken,
+            ended + disk.in_service,
+            "each command is completed, or discarded, or in service"
+        );
+        // Those that wait for an event are neither.
+        let (taken, ended) = sum(admin);
+        assert!(
+            (ended..=ended + MAX_EVENT_REQUESTS as u64).contains(&taken),
+            "{taken} admin commands, {ended} ended"
+        );
     }
     assert!(
         counters.msis() <= counters.cqes(),

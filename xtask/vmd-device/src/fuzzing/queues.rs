@@ -2,7 +2,7 @@
 
 use arbitrary::{Arbitrary, Unstructured};
 
-use super::guest::{Address, Command, Guest, Place, QUEUES, Ring};
+use super::guest::{Address, Command, Guest, Io, Place, QUEUES, Ring, Speed};
 
 /// Operations of one input; more are left out, so that an input's time is bounded.
 const MAX_STEPS: usize = 64;
@@ -11,6 +11,7 @@ const MAX_STEPS: usize = 64;
 #[derive(Arbitrary, Debug)]
 struct Input {
     bypass: bool,
+    speed: Speed,
     /// Entries of the I/O queues, less two.
     entries: [u8; QUEUES - 1],
     steps: Vec<Step>,
@@ -18,6 +19,15 @@ struct Input {
 
 #[derive(Arbitrary, Debug)]
 enum Step {
+    /// An I/O command as a driver makes it, told to the device.
+    Io {
+        queue: u8,
+        io: Io,
+    },
+    /// Lets so many microseconds pass.
+    Pass {
+        micros: u8,
+    },
     /// Puts a command at the tail of a queue.
     Submit {
         queue: u8,
@@ -90,12 +100,14 @@ pub fn run(input: &[u8]) {
     let Ok(input) = Input::arbitrary_take_rest(Unstructured::new(input)) else {
         return;
     };
-    let Some(mut guest) = Guest::new() else {
+    let Some(mut guest) = Guest::new(input.speed) else {
         return;
     };
     guest.start(input.bypass, &input.entries);
     for step in input.steps.into_iter().take(MAX_STEPS) {
         match step {
+            Step::Io { queue, io } => guest.io(queue, io),
+            Step::Pass { micros } => guest.pass(micros),
             Step::Submit { queue, command } => guest.submit(queue, &command),
             Step::Ring { queue } => guest.ring(queue),
             Step::Consume { queue } => guest.consume(queue),

@@ -18,6 +18,8 @@ pub(crate) struct Identity {
     pub(crate) nqn: String,
     /// Extended unique identifier of each namespace, unique in the guest.
     pub(crate) eui64: Vec<u64>,
+    /// Whether there is a volatile write cache.
+    pub(crate) write_cache: bool,
 }
 
 impl Identity {
@@ -62,6 +64,9 @@ pub(crate) fn controller(identity: &Identity) -> Vec<u8> {
     put(&mut data, 516, &(identity.eui64.len() as u32).to_le_bytes());
     // Optional command: write zeroes.
     put(&mut data, 520, &0x0008_u16.to_le_bytes());
+    // Volatile write cache: without one Linux never flushes (`NVME_CTRL_VWC_PRESENT`
+    // in drivers/nvme/host/core.c).
+    data[525] = identity.write_cache.into();
     put(&mut data, 768, &clipped(&identity.nqn, 255));
     data
 }

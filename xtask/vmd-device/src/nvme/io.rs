@@ -19,6 +19,7 @@ pub(crate) fn count(command: &Command, counters: &mut QueueCounters) {
         READ => counters.reads += 1,
         WRITE => counters.writes += 1,
         FLUSH => counters.flushes += 1,
+        WRITE_ZEROES => counters.write_zeroes += 1,
         _ => counters.other += 1,
     }
 }

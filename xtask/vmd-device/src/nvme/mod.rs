@@ -18,6 +18,8 @@ mod registers;
 mod store;
 
 pub(crate) use identify::Identity;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use identify::MAX_EVENT_REQUESTS;
 
 use std::collections::{BTreeMap, VecDeque};
 

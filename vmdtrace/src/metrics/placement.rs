@@ -1,0 +1,188 @@
+//! Where completions land, seen from the CPUs that made the requests, and how
+//! long sampled ones take.
+
+use prometheus::proto::MetricFamily;
+
+use super::family::{CounterFamily, HistogramFamily, Unit};
+use super::host::controller_value;
+use super::lines::{controller_of, disk_of};
+use crate::host::topology::{Disk, Topology};
+use crate::snapshot::probes::Counted;
+use crate::snapshot::{Counters, LineCounts, LineKind, SampleCounts};
+
+/// Bounds of latencies: 16 and 66 µs, 131, 262 µs, 1.05, 4.2 and 34 ms.
+const LATENCY_BOUNDS: [u32; 7] = [14, 16, 17, 18, 20, 22, 25];
+
+/// Bounds of handling: 1, 4, 16, 131 µs and 1.05 ms.
+const HANDLING_BOUNDS: [u32; 5] = [10, 12, 14, 17, 20];
+
+/// By controller, and by disk if `each_disk` is asked for. `lines` has a line at
+/// rest for everything in the topology.
+pub(super) fn add<'a>(
+    topology: &Topology,
+    counters: &Counters,
+    lines: impl Iterator<Item = &'a LineCounts> + Clone,
+    each_disk: bool,
+    counted: Counted,
+    families: &mut Vec<MetricFamily>,
+) {
+    if counted.placement {
+        add_remote(counters, lines, each_disk, families);
+    }
+    if counted.latency {
+        add_times(topology, counters, each_disk, counted, families);
+    }
+}
+
+fn add_remote<'a>(
+    counters: &Counters,
+    lines: impl Iterator<Item = &'a LineCounts> + Clone,
+    each_disk: bool,
+    families: &mut Vec<MetricFamily>,
+) {
+    let mut by_controller = CounterFamily::new(
+        "vmdtrace_remote_completions_total",
+        "Of vmdtrace_completions_total, those on another CPU than the one the request was made \
+         on: same-cache shares its last-level cache, other-cache its NUMA node only, other-node \
+         neither. The rest was local.",
+        Unit::One,
+        ["controller", "distance"],
+    );
+    let mut by_disk = CounterFamily::new(
+        "vmdtrace_disk_remote_completions_total",
+        "vmdtrace_remote_completions_total by disk.",
+        Unit::One,
+        ["controller", "disk", "distance"],
+    );
+    for line in lines {
+        let (controller, disk) = (controller_of(line), disk_of(line));
+        for (distance, count) in line.counts.remote.by_distance() {
+            by_controller.add([&controller, distance], count);
+            // A controller's own vectors take no completions.
+            if line.kind == LineKind::Nvme || count > 0 {
+                by_disk.add([&controller, &disk, distance], count);
+            }
+        }
+    }
+    let mut outside = CounterFamily::new(
+        "vmdtrace_remote_completions_outside_handler_total",
+        "Of vmdtrace_completions_outside_handler_total, those on another CPU than the one the \
+         request was made on.",
+        Unit::One,
+        ["distance"],
+    );
+    for cpu in &counters.cpus {
+        for (distance, count) in cpu.remote_outside.by_distance() {
+            outside.add([distance], count);
+        }
+    }
+    by_controller.push_to(families);
+    if each_disk {
+        by_disk.push_to(families);
+    }
+    outside.push_to(families);
+}
+
+fn add_times(
+    topology: &Topology,
+    counters: &Counters,
+    each_disk: bool,
+    counted: Counted,
+    families: &mut Vec<MetricFamily>,
+) {
+    let mut latency = HistogramFamily::new(
+        "vmdtrace_completion_latency_seconds",
+        "From the start of a request to its completion, for 1 in 64 of the completions in \
+         handlers of each queue.",
+        &LATENCY_BOUNDS,
+        ["controller"],
+    );
+    let mut handling = HistogramFamily::new(
+        "vmdtrace_completion_handling_seconds",
+        "From the completion of a request to the request's end, for the same 1 in 64.",
+        &HANDLING_BOUNDS,
+        ["controller"],
+    );
+    let mut disk_latency = HistogramFamily::new(
+        "vmdtrace_disk_completion_latency_seconds",
+        "vmdtrace_completion_latency_seconds by disk.",
+        &LATENCY_BOUNDS,
+        ["controller", "disk"],
+    );
+    let mut disk_handling = HistogramFamily::new(
+        "vmdtrace_disk_completion_handling_seconds",
+        "vmdtrace_completion_handling_seconds by disk.",
+        &HANDLING_BOUNDS,
+        ["controller", "disk"],
+    );
+    let mut outside_latency = HistogramFamily::new(
+        "vmdtrace_completion_latency_outside_handler_seconds",
+        "From the start of a request to its completion, for 1 in 64 of the completions outside \
+         any handler.",
+        &LATENCY_BOUNDS,
+        [],
+    );
+    let mut outside_handling = HistogramFamily::new(
+        "vmdtrace_completion_handling_outside_handler_seconds",
+        "From the completion of a request to the request's end, for 1 in 64 of the completions \
+         outside any handler.",
+        &HANDLING_BOUNDS,
+        [],
+    );
+    let mut without_start = CounterFamily::new(
+        "vmdtrace_samples_without_start_total",
+        "Sampled completions without a latency, because the kernel did not note the start of the \
+         request.",
+        Unit::One,
+        [],
+    );
+
+    let Counters {
+        lines: _,
+        cpus: _,
+        losses: _,
+        msi: _,
+        samples,
+        other_samples,
+    } = counters;
+    let nothing = SampleCounts::default();
+    for controller in &topology.controllers {
+        let key = [controller_value(Some(&controller.address))];
+        latency.add(key, &nothing.latency);
+        handling.add(key, &nothing.handling);
+    }
+    let at_rest = topology.disks.iter().map(|disk| {
+        let Disk {
+            name, controller, ..
+        } = disk;
+        (name, controller, &nothing)
+    });
+    let sampled = samples
+        .iter()
+        .map(|of_disk| (&of_disk.disk, &of_disk.controller, &of_disk.counts));
+    for (disk, controller, counts) in at_rest.chain(sampled) {
+        let controller = controller_value(controller.as_ref());
+        latency.add([controller], &counts.latency);
+        handling.add([controller], &counts.handling);
+        disk_latency.add([controller, disk], &counts.latency);
+        disk_handling.add([controller, disk], &counts.handling);
+        without_start.add([], counts.without_start);
+    }
+    outside_latency.add([], &other_samples.latency);
+    outside_handling.add([], &other_samples.handling);
+    without_start.add([], other_samples.without_start);
+
+    latency.push_to(families);
+    outside_latency.push_to(families);
+    without_start.push_to(families);
+    if each_disk {
+        disk_latency.push_to(families);
+    }
+    if counted.handling {
+        handling.push_to(families);
+        outside_handling.push_to(families);
+        if each_disk {
+            disk_handling.push_to(families);
+        }
+    }
+}
