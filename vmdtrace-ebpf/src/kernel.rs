@@ -40,9 +40,11 @@ static IRQ_DATA_DOMAIN: u32 = 0;
 static IRQ_DATA_PARENT: u32 = 0;
 #[unsafe(no_mangle)]
 static IRQ_DATA_IRQ: u32 = 0;
-/// Offset of `name` in `struct irq_domain`.
+/// Offsets of `name` and `host_data` in `struct irq_domain`.
 #[unsafe(no_mangle)]
 static IRQ_DOMAIN_NAME: u32 = 0;
+#[unsafe(no_mangle)]
+static IRQ_DOMAIN_HOST_DATA: u32 = 0;
 /// Offset of `dev` in `struct pci_dev`.
 #[unsafe(no_mangle)]
 static PCI_DEVICE: u32 = 0;
@@ -330,10 +332,20 @@ fn text<const N: usize>(field: u64) -> [u8; N] {
 /// What tells the controller that made a domain of interrupts.
 #[inline(always)]
 pub(crate) fn domain(domain: u64) -> OperationKey {
-    OperationKey {
+    let key = OperationKey {
         name: text(domain.wrapping_add(u64::from(constant!(IRQ_DOMAIN_NAME)))),
         ..OperationKey::default()
+    };
+    // 7.3 makes it before there is a number, so that it is -1. Since 6.17 the
+    // domain knows its struct vmd_dev, which starts with the PCI device.
+    if key.name[DOMAIN_PREFIX.len()] != b'-' {
+        return key;
     }
+    let host_data = domain.wrapping_add(u64::from(constant!(IRQ_DOMAIN_HOST_DATA)));
+    read::<u64>(host_data)
+        .and_then(read::<u64>)
+        .and_then(vmd_address)
+        .unwrap_or(key)
 }
 
 /// What tells the controller that a child's `struct irq_data` belongs to, and
@@ -342,16 +354,14 @@ pub(crate) fn domain(domain: u64) -> OperationKey {
 pub(crate) fn domain_of_child(data: u64) -> (OperationKey, u32) {
     let offset = |data: u64, offset: u32| data.wrapping_add(u64::from(offset));
     let irq = read(offset(data, constant!(IRQ_DATA_IRQ))).unwrap_or_default();
-    let domain_of = |data: u64| {
-        let own = read::<u64>(offset(data, constant!(IRQ_DATA_DOMAIN))).unwrap_or_default();
-        domain(own)
-    };
-    let own = domain_of(data);
-    if own.name[..8] == DOMAIN_PREFIX {
-        return (own, irq);
+    let parent: u64 = read(offset(data, constant!(IRQ_DATA_PARENT))).unwrap_or_default();
+    let own: u64 = read(offset(data, constant!(IRQ_DATA_DOMAIN))).unwrap_or_default();
+    let name: [u8; DOMAIN_PREFIX.len() + 1] = text(offset(own, constant!(IRQ_DOMAIN_NAME)));
+    if name[..DOMAIN_PREFIX.len()] == DOMAIN_PREFIX {
+        return (domain(own), irq);
     }
-    let parent = read::<u64>(offset(data, constant!(IRQ_DATA_PARENT))).unwrap_or_default();
-    (domain_of(parent), irq)
+    let above: u64 = read(offset(parent, constant!(IRQ_DATA_DOMAIN))).unwrap_or_default();
+    (domain(above), irq)
 }
 
 /// The address of a `struct pci_dev`, if it is a VMD's.

@@ -28,6 +28,7 @@ pub struct InterruptLayout {
     pub data_parent: u32,
     pub data_irq: u32,
     pub domain_name: u32,
+    pub domain_host_data: u32,
     /// Of the `struct device` in `struct pci_dev`.
     pub pci_device: u32,
     /// Of `kobj.name` in `struct device`.
@@ -118,6 +119,7 @@ fn interrupts(
         data_parent: offset("irq_data", "parent_data")?,
         data_irq: offset("irq_data", "irq")?,
         domain_name: offset("irq_domain", "name")?,
+        domain_host_data: offset("irq_domain", "host_data")?,
         pci_device: offset("pci_dev", "dev")?,
         device_name: offset("device", "kobj")?.saturating_add(offset("kobject", "name")?),
         device_driver: offset("device", "driver")?,

@@ -137,6 +137,7 @@ mod tests {
             ("VMD-MSI-65536", ControllerName::Domain(0x10000)),
             ("VMD-MSI-65537-2", ControllerName::Domain(0x10001)),
             ("VMD-MSI-", ControllerName::Unknown),
+            ("VMD-MSI--1-9", ControllerName::Unknown),
             ("VMD-MSI-99999999999", ControllerName::Unknown),
             ("", ControllerName::Unknown),
             (

@@ -232,6 +232,7 @@ impl Tracer {
             .override_global("IRQ_DATA_PARENT", &interrupts.data_parent, true)
             .override_global("IRQ_DATA_IRQ", &interrupts.data_irq, true)
             .override_global("IRQ_DOMAIN_NAME", &interrupts.domain_name, true)
+            .override_global("IRQ_DOMAIN_HOST_DATA", &interrupts.domain_host_data, true)
             .override_global("PCI_DEVICE", &interrupts.pci_device, true)
             .override_global("DEVICE_NAME", &interrupts.device_name, true)
             .override_global("DEVICE_DRIVER", &interrupts.device_driver, true)

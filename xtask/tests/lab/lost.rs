@@ -286,7 +286,8 @@ fn nothing_stays_behind(lost: Lost) {
         server: Server { guest, daemon },
     };
     let again = kprobe_events(&lost);
-    assert_eq!(again.len(), made.len());
+    // Fewer: now the modules are there, and only what they have is hooked.
+    assert!(!again.is_empty() && again.len() <= made.len(), "{again:?}");
     assert!(again.iter().all(|event| !made.contains(event)), "{again:?}");
     let Server { guest, daemon } = lost.server;
     assert!(daemon.stop(PATIENCE).unwrap().success());
