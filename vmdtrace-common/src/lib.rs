@@ -1,5 +1,5 @@
 //! What the eBPF programs and user space share: the layout of the maps and the
-//! accounting itself.
+//! accounting itself: of interrupts ([`accounting`]) and of bios ([`bio`]).
 //!
 //! The accounting is plain functions over plain data ([`accounting`]), so the
 //! very code that runs in the kernel is run by ordinary unit tests against a
@@ -9,6 +9,10 @@
 #![cfg_attr(not(any(test, feature = "model")), no_std)]
 
 pub mod accounting;
+pub mod bio;
+pub mod bio_cells;
+#[cfg(any(test, feature = "model"))]
+pub mod bio_model;
 pub mod cells;
 pub mod loss;
 #[cfg(any(test, feature = "model"))]

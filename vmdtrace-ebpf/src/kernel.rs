@@ -107,16 +107,25 @@ pub(crate) fn cpu() -> u32 {
     unsafe { bpf_get_smp_processor_id() }
 }
 
-/// `kstat.irqs_sum` of a CPU.
+/// `__per_cpu_offset` of a CPU.
 #[inline(always)]
-pub(crate) fn irqs_sum(cpu: u32) -> Option<u64> {
-    let (kstat, offsets) = (constant!(KSTAT_ADDRESS), constant!(PER_CPU_OFFSET_ADDRESS));
-    if kstat == 0 || offsets == 0 {
+pub(crate) fn per_cpu_offset(cpu: u32) -> Option<u64> {
+    let offsets = constant!(PER_CPU_OFFSET_ADDRESS);
+    if offsets == 0 {
         return None;
     }
     // SAFETY: the helper checks the address and fails where it cannot be read.
-    let offset: u64 =
-        unsafe { bpf_probe_read_kernel((offsets + u64::from(cpu) * 8) as *const u64) }.ok()?;
+    unsafe { bpf_probe_read_kernel((offsets + u64::from(cpu) * 8) as *const u64) }.ok()
+}
+
+/// `kstat.irqs_sum` of a CPU.
+#[inline(always)]
+pub(crate) fn irqs_sum(cpu: u32) -> Option<u64> {
+    let kstat = constant!(KSTAT_ADDRESS);
+    if kstat == 0 {
+        return None;
+    }
+    let offset = per_cpu_offset(cpu)?;
     let address = kstat
         .wrapping_add(offset)
         .wrapping_add(u64::from(constant!(IRQS_SUM_OFFSET)));
@@ -130,6 +139,12 @@ pub(crate) fn action_name(action: u64) -> Option<Name> {
     let field = action.wrapping_add(u64::from(constant!(ACTION_NAME_OFFSET)));
     // SAFETY: the helper checks the address and fails where it cannot be read.
     let text: u64 = unsafe { bpf_probe_read_kernel(field as *const u64) }.ok()?;
+    string(text)
+}
+
+/// The text at an address of kernel memory, cut to the length of a name.
+#[inline(always)]
+pub(crate) fn string(text: u64) -> Option<Name> {
     let mut name = Name::default();
     let size = size_of::<Name>() as u32;
     // SAFETY: as above; at most `size` bytes are written. What lies behind the

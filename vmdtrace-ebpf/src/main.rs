@@ -1,7 +1,8 @@
 //! The eBPF programs: interrupt handlers ([`irq`]), NVMe completions
-//! ([`completion`]) time-outs ([`loss`]) and what is done to a VMD's interrupts
-//! ([`msi`]). What they count is decided in `vmdtrace_common`; here are
-//! only the hooks, the maps and, in [`kernel`], the reads of kernel memory.
+//! ([`completion`]), bios ([`bio`]), time-outs ([`loss`]) and what is done to a
+//! VMD's interrupts ([`msi`]). What they count is decided in `vmdtrace_common`;
+//! here are only the hooks, the maps and, in [`kernel`] and [`bio_kernel`], the
+//! reads of kernel memory.
 
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 #![cfg_attr(target_arch = "bpf", feature(core_intrinsics))]
@@ -10,6 +11,8 @@
     expect(internal_features, reason = "the only way to an atomic add on BPF")
 )]
 
+mod bio;
+mod bio_kernel;
 mod completion;
 mod irq;
 mod kernel;

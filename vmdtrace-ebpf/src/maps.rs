@@ -8,6 +8,7 @@ use aya_ebpf::{
 };
 use vmdtrace_common::{
     CpuBank, DiskKey, DiskLosses, LineCell, LineEntry, LossTotals, NameTable, Place, RequestLayout,
+    bio_cells::{BioBank, BioCall, BioSet, CALLS, SETS},
     loss,
     msi::{self, MsiTotals, OperationKey},
     samples::{DISKS, DiskSamples, PENDING, Pending},
@@ -73,3 +74,19 @@ pub(crate) static SAMPLES: Array<DiskSamples, { DISKS as usize }, MAPPED> = Arra
 /// Sampled completions whose end is awaited.
 #[btf_map]
 pub(crate) static PENDING_ENDS: Array<Pending, { PENDING as usize }> = Array::new();
+
+/// By CPU number.
+#[btf_map]
+pub(crate) static BIO_BANKS: Array<BioBank, 1, MAPPED> = Array::new();
+
+/// By slot.
+#[btf_map]
+pub(crate) static BIO_SETS: Array<BioSet, { SETS as usize }, MAPPED> = Array::new();
+
+/// Calls that are open, by the low bits of the thread's number.
+#[btf_map]
+pub(crate) static BIO_CALLS: Array<BioCall, { CALLS as usize }> = Array::new();
+
+/// `vmdtrace_common::bio::regime`: one word.
+#[btf_map]
+pub(crate) static BIO_REGIMES: Array<u64, 1, MAPPED> = Array::new();

@@ -2,14 +2,16 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{serve, topology};
+use crate::commands::{record, replay, serve, topology};
 
 /// What interrupts do behind an Intel VMD.
 #[derive(Debug, Parser)]
 #[command(
     version,
     after_help = "Exit codes: 0 done, or stopped cleanly by SIGTERM or Ctrl-C; 1 an error, told \
-                  on stderr; 2 a wrong command line."
+                  on stderr; 2 a wrong command line. `record` with a command: the command's \
+                  own, 128 and the number of the signal that ended it, 126 or 127 where it \
+                  could not be started."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -21,4 +23,6 @@ pub enum Command {
     /// Run the daemon: count interrupts and serve them to Prometheus.
     Serve(serve::Args),
     Topology(topology::Args),
+    Record(record::Args),
+    Replay(replay::Args),
 }

@@ -38,11 +38,13 @@ impl SnapshotSource for FakeSource {
     fn snapshot(&self) -> Result<Snapshot, SnapshotError> {
         Ok(Snapshot {
             taken_ns: 0,
+            counting_since_ns: None,
+            detail: Default::default(),
+            activity: None,
             host: Host::default(),
             topology: Topology::default(),
             counters: Counters {
                 lines: vec![vector()],
-                cpus: Vec::new(),
                 ..Counters::default()
             },
             probes: [probes::IRQ_HANDLER_ENTRY, probes::IRQ_HANDLER_EXIT]

@@ -103,6 +103,9 @@ impl SnapshotSource for FakeSource {
         };
         Ok(Snapshot {
             taken_ns: 0,
+            counting_since_ns: None,
+            detail: Default::default(),
+            activity: None,
             host: Host::default(),
             topology: Topology::default(),
             counters: Counters::default(),

@@ -1,6 +1,6 @@
-//! The fuzz targets of the emulated device, for a short time each. Where the
+//! The fuzz targets, for a short time each. Where the
 //! compiler cannot build them they report "ignored" with the reason; their kept
-//! inputs are unit tests of vmd-device too, which need nothing.
+//! inputs are unit tests beside the code too, which need nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

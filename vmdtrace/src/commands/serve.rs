@@ -84,7 +84,7 @@ pub struct Args {
     log_format: logging::Format,
 }
 
-fn directory(text: &str) -> Result<PathBuf, String> {
+pub(super) fn directory(text: &str) -> Result<PathBuf, String> {
     match std::fs::metadata(text) {
         Ok(metadata) if metadata.is_dir() => Ok(PathBuf::from(text)),
         Ok(_) => Err("not a directory".to_owned()),
@@ -118,6 +118,7 @@ where
         also_lines,
         level,
         kprobes: !no_kprobes,
+        activity: false,
     })?;
     log_host(&source.snapshot()?);
     let listeners = listen_addresses
@@ -134,6 +135,24 @@ where
         disks: metrics_disks,
     };
 
+    serve_from(listeners, source, detail, limits, Devices::Follow)
+}
+
+/// Whether the source of Snapshots wants to know of devices that come and go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Devices {
+    Follow,
+    Ignore,
+}
+
+/// Serves until SIGTERM or Ctrl-C.
+pub(super) fn serve_from(
+    listeners: Vec<TcpListener>,
+    source: Arc<dyn SnapshotSource>,
+    detail: Detail,
+    limits: Limits,
+    devices: Devices,
+) -> anyhow::Result<()> {
     // One thread drives everything; scrapes run on blocking threads. Those are
     // kept, since a thread's end between two scrapes would be a wake-up.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -142,13 +161,11 @@ where
         .thread_keep_alive(Duration::from_secs(3600))
         .build()
         .context("cannot start the asynchronous runtime")?;
+    let kept = Arc::clone(&source);
     let result = runtime.block_on(serve_until_signal(
-        listeners,
-        Arc::clone(&source),
-        detail,
-        limits,
+        listeners, source, detail, limits, devices,
     ));
-    source.close();
+    kept.close();
     // A scrape that hangs in the kernel must not hold up the exit.
     runtime.shutdown_background();
     result
@@ -159,6 +176,7 @@ async fn serve_until_signal(
     source: Arc<dyn SnapshotSource>,
     detail: Detail,
     limits: Limits,
+    devices: Devices,
 ) -> anyhow::Result<()> {
     let stop = stop_signal().context("cannot catch signals")?;
     let listeners = listeners
@@ -172,7 +190,9 @@ async fn serve_until_signal(
             .context("cannot tell a listening address")?;
         tracing::info!("listening on http://{address}/metrics");
     }
-    follow_uevents(Arc::clone(&source));
+    if devices == Devices::Follow {
+        follow_uevents(Arc::clone(&source));
+    }
     serve(listeners, source, detail, limits, stop).await;
     tracing::info!("stopped");
     Ok(())
@@ -193,7 +213,7 @@ fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
 }
 
 /// Follows the kernel's device events on a thread that ends with the process.
-fn follow_uevents(source: Arc<dyn SnapshotSource>) {
+pub(super) fn follow_uevents(source: Arc<dyn SnapshotSource>) {
     let started = uevent::Listener::open().and_then(|listener| {
         std::thread::Builder::new()
             .name("uevents".to_owned())
@@ -216,7 +236,7 @@ fn warn_of_lost_uevents(error: &std::io::Error) {
     );
 }
 
-fn log_host(snapshot: &Snapshot) {
+pub(super) fn log_host(snapshot: &Snapshot) {
     for problem in &snapshot.topology.problems {
         tracing::warn!("{problem}");
     }

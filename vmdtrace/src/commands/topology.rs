@@ -4,12 +4,14 @@
 mod text;
 
 use std::io::{self, ErrorKind, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::ValueEnum;
 
+use crate::host::topology::Topology;
 use crate::host::{self, Roots};
+use crate::snapshot::recording::{Ending, ReadError, Reader};
 
 /// Show VMD controllers, NVMe disks, queues, interrupt lines and their CPUs
 #[derive(Clone, Debug, clap::Args)]
@@ -17,6 +19,9 @@ pub struct Args {
     /// How to print it
     #[arg(long, value_enum, default_value_t = Output::Text)]
     output: Output,
+    /// Show what a recording holds instead (its last Snapshot)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["sysfs", "procfs"])]
+    from: Option<PathBuf>,
     /// Where sysfs is mounted
     #[arg(long = "path.sysfs", value_name = "DIR", default_value = "/sys")]
     sysfs: PathBuf,
@@ -38,21 +43,10 @@ enum Output {
 /// # Errors
 /// When a root is not a directory or standard output cannot be written.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    for (option, path) in [
-        ("--path.sysfs", &args.sysfs),
-        ("--path.procfs", &args.procfs),
-    ] {
-        std::fs::read_dir(path).with_context(|| {
-            format!(
-                "cannot read the directory {} (given by {option})",
-                path.display()
-            )
-        })?;
-    }
-    let topology = host::read(&Roots {
-        sysfs: args.sysfs.clone(),
-        procfs: args.procfs.clone(),
-    });
+    let topology = match &args.from {
+        Some(file) => recorded(file)?,
+        None => read(args)?,
+    };
     let shown = match args.output {
         Output::Text => text::render(&topology),
         Output::Json => {
@@ -66,4 +60,36 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         result => result.context("cannot write to standard output"),
     }
+}
+
+fn read(args: &Args) -> anyhow::Result<Topology> {
+    for (option, path) in [
+        ("--path.sysfs", &args.sysfs),
+        ("--path.procfs", &args.procfs),
+    ] {
+        std::fs::read_dir(path).with_context(|| {
+            format!(
+                "cannot read the directory {} (given by {option})",
+                path.display()
+            )
+        })?;
+    }
+    Ok(host::read(&Roots {
+        sysfs: args.sysfs.clone(),
+        procfs: args.procfs.clone(),
+    }))
+}
+
+/// The topology of a recording's last Snapshot.
+fn recorded(file: &Path) -> anyhow::Result<Topology> {
+    let unreadable = || format!("cannot read {}", file.display());
+    let mut reader = Reader::open(file).with_context(unreadable)?;
+    let mut topology = None;
+    while let Some(snapshot) = reader.next_snapshot().with_context(unreadable)? {
+        topology = Some(snapshot.topology);
+    }
+    if let Some(ending @ (Ending::Cut { .. } | Ending::Damaged { .. })) = reader.ending() {
+        eprintln!("vmdtrace: {}: {ending}", file.display());
+    }
+    topology.ok_or(ReadError::Empty).with_context(unreadable)
 }

@@ -70,7 +70,7 @@ pub(super) fn read(
                 &mut disk_lines,
             ));
         } else if devices.vmd_of(device).is_none() {
-            controllers.extend(unbound(files, device));
+            controllers.extend(unbound(files, roots, device));
         }
     }
     Controllers {
@@ -80,7 +80,7 @@ pub(super) fn read(
 }
 
 /// The device, if it is a VMD that its driver does not hold.
-fn unbound(files: &mut Files, device: &PciDevice) -> Option<Controller> {
+fn unbound(files: &mut Files, roots: &Roots, device: &PciDevice) -> Option<Controller> {
     if device.vendor(files)? != INTEL {
         return None;
     }
@@ -97,6 +97,7 @@ fn unbound(files: &mut Files, device: &PciDevice) -> Option<Controller> {
         action: None,
         domain: None,
         numa_node: device.numa_node(files),
+        iommu: device.iommu(files, roots),
         mode: Mode::Unknown,
         mode_evidence: vec![Evidence {
             source: "driver".to_owned(),
@@ -196,6 +197,7 @@ fn bound(
             .map(str::to_owned),
         domain,
         numa_node: device.numa_node(files),
+        iommu: device.iommu(files, roots),
         mode,
         mode_evidence: evidence,
         vectors,

@@ -10,7 +10,8 @@ use super::files::{Files, Listing};
 use super::irqs::{self, MsiIrqs};
 use super::number_list::{NumberList, number};
 use super::pci::{self, PciDevice, PciDevices};
-use super::topology::{Disk, DiskPath, Line, Namespace, PciAddress, Queue};
+use super::topology::{Disk, DiskPath, Line, Namespace, PciAddress, Port, Queue};
+use super::{block_settings, link};
 
 /// `cpu_list` of blk-mq is cut at one page, between two numbers
 /// (`blk_mq_hw_sysfs_cpus_show`): from this length on it may be incomplete.
@@ -96,6 +97,9 @@ pub(super) fn read(
                 .text(&disk.dir.join("model"))
                 .filter(|model| !model.is_empty()),
             numa_node: device.numa_node(files),
+            iommu: device.iommu(files, roots),
+            link: link::read(files, &device.dir),
+            port: port(files, devices, device),
             namespaces: namespaces(files, &disk.dir, &block_devices),
             queues: queues(files, &disk, &lines, &block_devices),
             lines,
@@ -103,6 +107,15 @@ pub(super) fn read(
         });
     }
     disks
+}
+
+/// The port right above the disk, where that is a device of its own.
+fn port(files: &mut Files, devices: &PciDevices, disk: &PciDevice) -> Option<Port> {
+    let above = devices.above(disk)?;
+    Some(Port {
+        address: above.address.clone(),
+        link: link::read(files, &above.dir),
+    })
 }
 
 fn direct_lines(files: &mut Files, roots: &Roots, device: &PciDevice) -> Vec<Line> {
@@ -175,6 +188,7 @@ fn namespaces(files: &mut Files, dir: &Path, devices: &[BlockDevice]) -> Vec<Nam
         namespaces.push(Namespace {
             name: device.visible_name(),
             size_bytes,
+            settings: block_settings::read(files, &dir.join(&device.directory).join("queue")),
         });
     }
     namespaces

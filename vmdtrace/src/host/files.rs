@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -18,6 +18,9 @@ use super::printable::printable;
 const MAX_BYTES: u64 = 64 * 1024;
 /// More entries than any directory read here has on the largest host.
 const MAX_ENTRIES: usize = 1 << 17;
+/// More lines than any file read here has: `/proc/diskstats` of thousands of
+/// disks with partitions, `/proc/stat` of thousands of CPUs.
+const MAX_LINES: usize = 1 << 16;
 /// Of a file's content, what a problem quotes.
 const MAX_QUOTED: usize = 40;
 /// Problems kept; the rest is counted.
@@ -54,6 +57,34 @@ impl Files {
     pub(super) fn text(&mut self, path: &Path) -> Option<String> {
         match read_text(path) {
             Ok(text) => Some(text),
+            Err(error) => {
+                self.unreadable(path, &error);
+                None
+            }
+        }
+    }
+
+    /// As [`Files::text`], for a file that answers "invalid argument" where the
+    /// host lacks what it tells of.
+    pub(super) fn text_unless_invalid(&mut self, path: &Path) -> Option<String> {
+        match read_text(path) {
+            Err(error) if error.kind() == ErrorKind::InvalidInput => None,
+            Err(error) => {
+                self.unreadable(path, &error);
+                None
+            }
+            Ok(text) => Some(text),
+        }
+    }
+
+    /// The lines that a long file begins with, as long as `wanted` says so.
+    pub(super) fn first_lines(
+        &mut self,
+        path: &Path,
+        wanted: impl FnMut(&str) -> bool,
+    ) -> Option<Vec<String>> {
+        match read_first_lines(path, wanted) {
+            Ok(lines) => Some(lines),
             Err(error) => {
                 self.unreadable(path, &error);
                 None
@@ -153,6 +184,31 @@ pub(super) fn read_text(path: &Path) -> io::Result<String> {
         ));
     }
     Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
+}
+
+fn read_first_lines(path: &Path, mut wanted: impl FnMut(&str) -> bool) -> io::Result<Vec<String>> {
+    let mut reader = BufReader::new(open(path)?);
+    let mut lines = Vec::new();
+    let mut line = Vec::new();
+    for _ in 0..MAX_LINES {
+        line.clear();
+        let length = (&mut reader).take(MAX_BYTES).read_until(b'\n', &mut line)?;
+        let text = String::from_utf8_lossy(&line);
+        if length == 0 || !wanted(&text) {
+            return Ok(lines);
+        }
+        if length as u64 == MAX_BYTES {
+            return Err(io::Error::new(
+                ErrorKind::FileTooLarge,
+                format!("a line is longer than {MAX_BYTES} bytes"),
+            ));
+        }
+        lines.push(text.trim().to_owned());
+    }
+    Err(io::Error::new(
+        ErrorKind::FileTooLarge,
+        format!("more than {MAX_LINES} lines"),
+    ))
 }
 
 /// The names in a directory.

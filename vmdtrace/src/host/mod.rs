@@ -5,15 +5,18 @@
 //! with many disks and CPUs it is over a hundred megabytes a read.
 
 mod action;
+pub mod activity;
+mod block_settings;
 mod capabilities;
 mod controllers;
-
 mod disks;
 mod files;
 #[cfg(test)]
 pub(crate) mod fixture;
 mod index;
 mod irqs;
+mod link;
+mod machine;
 mod mode;
 mod number_list;
 mod pci;
@@ -82,9 +85,11 @@ pub fn read(roots: &Roots) -> Topology {
     let disks = disks::read(&mut files, roots, &devices, found, &mut controllers);
     let controllers = controllers.into_controllers();
     irqs::check_directories(&mut files, roots, &controllers, &disks);
+    let machine = machine::read(&mut files, roots);
     Topology {
         controllers,
         disks,
+        machine,
         problems: files.into_problems(),
     }
 }

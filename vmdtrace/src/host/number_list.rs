@@ -67,6 +67,11 @@ impl NumberList {
         self.ranges.last().map(|&(_, last)| last)
     }
 
+    /// The numbers, rising.
+    pub fn numbers(&self) -> impl Iterator<Item = u32> {
+        self.ranges.iter().flat_map(|&(first, last)| first..=last)
+    }
+
     /// How many numbers are in the set.
     #[must_use]
     pub fn count(&self) -> u64 {

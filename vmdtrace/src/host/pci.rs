@@ -104,7 +104,31 @@ impl PciDevices {
     }
 }
 
+impl PciDevices {
+    /// The device right above: a disk's port. None on a root bus, and none
+    /// where that is the VMD itself.
+    pub(super) fn above(&self, device: &PciDevice) -> Option<&PciDevice> {
+        let above = addresses(&device.place)
+            .rev()
+            .find(|above| *above != device.address)?;
+        self.get(&above)
+            .filter(|above| !self.is_vmd(&above.address))
+    }
+}
+
 impl PciDevice {
+    /// The kind of the device's IOMMU domain (`iommu_group_show_type` in
+    /// drivers/iommu/iommu.c). The group's own directory is reached by number,
+    /// so that a tree without working links is read, too.
+    pub(super) fn iommu(&self, files: &mut Files, roots: &Roots) -> Option<String> {
+        let group = files.link_name(&self.dir.join("iommu_group"))?;
+        let path = roots
+            .sysfs
+            .join("kernel/iommu_groups")
+            .join(group)
+            .join("type");
+        files.text(&path).filter(|kind| !kind.is_empty())
+    }
     /// The PCI domain below `vmd` as this device's place tells it.
     pub(super) fn domain_below(&self, vmd: &PciAddress) -> Option<String> {
         let mut components = self

@@ -57,6 +57,7 @@ fn remap_on_6_12_in_full() {
             action: text("vmd0"),
             domain: text("10000"),
             numa_node: Some(1),
+            iommu: None,
             mode: Mode::Remap,
             mode_evidence: vec![
                 evidence("msi_irqs", "3 vectors", Mode::Remap),
@@ -79,9 +80,16 @@ fn remap_on_6_12_in_full() {
             controller: Some(address(VMD)),
             model: text("QEMU NVMe Ctrl"),
             numa_node: Some(1),
+            iommu: None,
+            link: None,
+            port: Some(Port {
+                address: address("10000:00:02.0"),
+                link: None,
+            }),
             namespaces: vec![Namespace {
                 name: "nvme0n1".to_owned(),
                 size_bytes: Some(1 << 20),
+                settings: BlockSettings::default(),
             }],
             queues: vec![queue(0, None), queue(1, Some("0")), queue(2, Some("1"))],
             lines: vec![
@@ -90,11 +98,59 @@ fn remap_on_6_12_in_full() {
                 line(30, "nvme0q2", 25, "1"),
             ],
         }],
+        machine: Machine::default(),
         problems: vec![],
     };
     assert_eq!(topology, expected);
     let json = serde_json::to_string(&topology).unwrap();
     assert_eq!(serde_json::from_str::<Topology>(&json).unwrap(), topology);
+}
+
+#[test]
+fn links_iommu_and_settings_of_disks_and_controllers() {
+    let tree = Server::default().build();
+    let (disk, port) = (disk_place(0), port_place(0));
+    for place in [VMD_PLACE, &disk] {
+        let up = "../".repeat(place.split('/').count() + 1);
+        tree.link(
+            &format!("sys/devices/{place}/iommu_group"),
+            &format!("{up}kernel/iommu_groups/17"),
+        );
+    }
+    tree.file("sys/kernel/iommu_groups/17/type", "DMA-FQ\n");
+    for (place, speed, width) in [(&disk, "16.0", 4), (&port, "8.0", 2)] {
+        for (name, content) in [
+            ("current_link_speed", "8.0 GT/s PCIe".to_owned()),
+            ("max_link_speed", format!("{speed} GT/s PCIe")),
+            ("current_link_width", "2".to_owned()),
+            ("max_link_width", width.to_string()),
+        ] {
+            tree.file(&format!("sys/devices/{place}/{name}"), content + "\n");
+        }
+    }
+    let queue = format!("sys/devices/{disk}/nvme/nvme0/nvme0n1/queue");
+    tree.file(&format!("{queue}/scheduler"), "[none] mq-deadline\n");
+    tree.file(&format!("{queue}/rq_affinity"), "1\n");
+    let topology = tree.read();
+    assert_eq!(topology.problems, [""; 0]);
+    let vmd = &topology.controllers[0];
+    let disk = &topology.disks[0];
+    assert_eq!(vmd.iommu, text("DMA-FQ"));
+    assert_eq!(disk.iommu, text("DMA-FQ"));
+    let link = |max_speed, max_width| Link {
+        current_speed: Some(8000),
+        max_speed: Some(max_speed),
+        current_width: Some(2),
+        max_width: Some(max_width),
+    };
+    assert_eq!(disk.link, Some(link(16_000, 4)));
+    let port = disk.port.as_ref().unwrap();
+    assert_eq!(port.address, address("10000:00:02.0"));
+    assert_eq!(port.link, Some(link(8000, 2)));
+    let settings = &disk.namespaces[0].settings;
+    assert_eq!(settings.scheduler, text("none"));
+    assert_eq!(settings.rq_affinity, Some(1));
+    assert_eq!(settings.wbt_lat_usec, None);
 }
 
 #[test]
@@ -391,6 +447,7 @@ fn multipath_namespaces_are_named_as_users_see_them() {
     let namespace = |name: &str, size| Namespace {
         name: name.to_owned(),
         size_bytes: Some(size),
+        settings: BlockSettings::default(),
     };
     assert_eq!(
         disk.namespaces,
@@ -765,6 +822,7 @@ fn captured_trees_agree_with_proc_interrupts() {
             let namespace = Namespace {
                 name: format!("nvme{number}n1"),
                 size_bytes: Some(256 << 20),
+                settings: BlockSettings::default(),
             };
             assert_eq!(disk.namespaces, [namespace]);
             let prefix = format!("nvme{number}q");

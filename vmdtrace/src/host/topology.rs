@@ -1,6 +1,7 @@
 //! The data model of a host's VMD controllers and NVMe disks. How it is read
 //! is told in the modules beside this one; nothing here touches a file.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -182,6 +183,49 @@ pub struct Namespace {
     /// disks may have the same namespace.
     pub name: String,
     pub size_bytes: Option<u64>,
+    /// How the block layer treats its requests.
+    #[serde(default)]
+    pub settings: BlockSettings,
+}
+
+/// Settings of a block device's queue (`/sys/block/*/queue`); absent where the
+/// kernel has no such file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BlockSettings {
+    /// The I/O scheduler in use, such as `none`.
+    pub scheduler: Option<String>,
+    /// 0: complete where the interrupt comes; 1: on a CPU that shares a cache
+    /// with the submitter; 2: on the submitter's CPU.
+    pub rq_affinity: Option<u32>,
+    /// Latency target of writeback throttling in microseconds; 0 is off.
+    /// Absent where the kernel was built without it.
+    pub wbt_lat_usec: Option<u64>,
+    /// Requests a hardware queue (or the scheduler) holds.
+    pub nr_requests: Option<u32>,
+    /// 0: all merging; 1: simple merges only; 2: none.
+    pub nomerges: Option<u32>,
+    /// Whether polled I/O is on.
+    pub io_poll: Option<bool>,
+}
+
+/// A PCI Express link. Speeds are in million transfers per second and lane.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Link {
+    pub current_speed: Option<u32>,
+    /// What this end of the link is capable of.
+    pub max_speed: Option<u32>,
+    /// Lanes.
+    pub current_width: Option<u32>,
+    pub max_width: Option<u32>,
+}
+
+/// The port a disk is plugged into.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Port {
+    pub address: PciAddress,
+    pub link: Option<Link>,
 }
 
 /// One NVMe controller, which its users call a disk.
@@ -196,6 +240,15 @@ pub struct Disk {
     /// Text from the device, untrusted: any character may be in it.
     pub model: Option<String>,
     pub numa_node: Option<u32>,
+    /// Kind of its IOMMU domain: `identity`, `DMA`, `DMA-FQ` and so on; absent
+    /// where it has none. Behind a VMD it is the VMD's.
+    #[serde(default)]
+    pub iommu: Option<String>,
+    /// Its own end of its link.
+    #[serde(default)]
+    pub link: Option<Link>,
+    #[serde(default)]
+    pub port: Option<Port>,
     pub namespaces: Vec<Namespace>,
     pub queues: Vec<Queue>,
     pub lines: Vec<Line>,
@@ -214,6 +267,9 @@ pub struct Controller {
     /// PCI domain of its children, such as `10000`.
     pub domain: Option<String>,
     pub numa_node: Option<u32>,
+    /// Kind of its IOMMU domain, as of a disk's.
+    #[serde(default)]
+    pub iommu: Option<String>,
     pub mode: Mode,
     /// Everything that spoke for or against it.
     pub mode_evidence: Vec<Evidence>,
@@ -227,6 +283,57 @@ pub struct Controller {
     pub sharing_factor: Option<f64>,
 }
 
+/// What of the machine decides about interrupts and I/O. Lists of CPUs are the
+/// kernel's (`0-3,8`); what its files do not tell is absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Machine {
+    pub cpu_model: Option<String>,
+    pub online_cpus: Option<String>,
+    /// CPUs that the scheduler was told to leave alone.
+    pub isolated_cpus: Option<String>,
+    pub numa_nodes: Vec<NumaNode>,
+    /// The CPUs of each last-level cache.
+    pub last_level_caches: Vec<String>,
+    /// CPUs with the same idle states are one entry.
+    pub idle_states: Vec<IdleStates>,
+    /// What the kernel says of each weakness of the CPU and its mitigation.
+    pub vulnerabilities: BTreeMap<String, String>,
+    /// Options of the kernel's command line and of the NVMe driver that decide
+    /// about interrupts, as they were given. No other option is kept.
+    pub options: Vec<String>,
+    /// Whether this is a virtual machine, by the CPU's flag.
+    pub virtual_machine: Option<bool>,
+    /// What it runs on, where that is told: `xen`, `QEMU` and so on.
+    pub hypervisor: Option<String>,
+    /// Whether irqbalance runs; absent where other processes are hidden.
+    pub irqbalance: Option<bool>,
+}
+
+/// A NUMA node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NumaNode {
+    pub id: u32,
+    pub cpus: String,
+}
+
+/// The idle states of some CPUs, shallowest first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdleStates {
+    pub cpus: String,
+    pub states: Vec<IdleState>,
+}
+
+/// An idle state.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct IdleState {
+    pub name: String,
+    /// Time to leave it, in microseconds.
+    pub exit_latency_us: Option<u32>,
+    /// Whether it was switched off.
+    pub disabled: Option<bool>,
+}
+
 /// All controllers and disks of a host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Topology {
@@ -234,6 +341,9 @@ pub struct Topology {
     pub controllers: Vec<Controller>,
     /// By number.
     pub disks: Vec<Disk>,
+    /// The machine around them.
+    #[serde(default)]
+    pub machine: Machine,
     /// What could not be read, each with its path: never a silent gap.
     pub problems: Vec<String>,
 }

@@ -9,6 +9,7 @@ pub(super) fn add(topology: &Topology, families: &mut Vec<MetricFamily>) {
     let Topology {
         controllers,
         disks,
+        machine: _,
         problems,
     } = topology;
     add_controllers(controllers, families);
@@ -53,6 +54,7 @@ fn add_controllers(controllers: &[Controller], families: &mut Vec<MetricFamily>)
             action: _,
             domain,
             numa_node,
+            iommu: _,
             mode,
             mode_evidence: _,
             vectors,
@@ -94,6 +96,9 @@ fn add_disks(disks: &[Disk], families: &mut Vec<MetricFamily>) {
             controller,
             model,
             numa_node: _,
+            iommu: _,
+            link: _,
+            port: _,
             namespaces: _,
             queues: _,
             lines: _,

@@ -11,12 +11,14 @@
 //!
 //! Every family is described in docs/metrics.md; a test compares the two.
 
+mod bio;
 mod collector;
 mod family;
 mod host;
 mod lines;
 mod loss;
 mod msi;
+pub mod openmetrics;
 mod placement;
 mod probes;
 mod process;
@@ -25,7 +27,7 @@ mod tests;
 
 use prometheus::proto::MetricFamily;
 
-use crate::snapshot::{Counters, Host, Snapshot};
+use crate::snapshot::{self, Counters, Host, Snapshot};
 
 pub use collector::{CONTENT_TYPE, ScrapeError, SnapshotCollector, scrape};
 
@@ -47,10 +49,14 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
     } = detail;
     let Snapshot {
         taken_ns: _,
+        counting_since_ns: _,
+        detail: snapshot_detail,
         host,
         topology,
         counters,
         probes,
+        // The kernel's own counts are node_exporter's to tell.
+        activity: _,
     } = snapshot;
     // The machine's own facts are node_exporter's to tell.
     let Host {
@@ -62,6 +68,7 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
         cpus,
         losses,
         msi,
+        bio,
         samples: _,
         other_samples: _,
     } = counters;
@@ -70,6 +77,9 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
     let mut families = Vec::new();
     probes::add(probes, &mut families);
     host::add(topology, &mut families);
+    // Sums have no lines and no disks to tell apart.
+    let is_whole = *snapshot_detail == snapshot::Detail::Lines;
+    let (each_line, each_disk) = (each_line && is_whole, each_disk && is_whole);
     let at_rest = lines::lines_at_rest(topology);
     lines::add_owned(&at_rest, lines, each_line, counted, &mut families);
     let owned = lines::owned(&at_rest).chain(lines::owned(lines));
@@ -78,5 +88,6 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
     lines::add_cpus(cpus, counted, &mut families);
     loss::add(topology, losses, each_disk, counted, &mut families);
     msi::add(snapshot, msi, each_disk, counted, &mut families);
+    bio::add(bio, counted.bio, &mut families);
     families
 }

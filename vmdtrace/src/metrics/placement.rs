@@ -142,6 +142,7 @@ fn add_times(
         cpus: _,
         losses: _,
         msi: _,
+        bio: _,
         samples,
         other_samples,
     } = counters;

@@ -1,13 +1,18 @@
+use std::collections::BTreeMap;
+
 use prometheus::{TextEncoder, proto::Bucket};
 
 use super::*;
 use crate::host::topology::{
-    Controller, Disk, DiskPath, Mode, PciAddress, Topology, Vector, VectorUse,
+    Controller, Disk, DiskPath, Machine, Mode, PciAddress, Topology, Vector, VectorUse,
+};
+use crate::snapshot::bio::{
+    BioAllocations, BioContext, BioDestination, BioFrees, BioPurpose, BioRegime,
 };
 use crate::snapshot::{
-    CpuCounts, DiskLosses, DiskSamples, LineCounts, LineKind, LossCounts, Losses, MsiCounts,
-    MsiOperation, OperationCount, Probe, ProbeState, Remote, RunCounts, SampleCounts, Times,
-    probes,
+    BioCounts, CpuCounts, DiskLosses, DiskSamples, LineCounts, LineKind, LossCounts, Losses,
+    MsiCounts, MsiOperation, OperationCount, Probe, ProbeState, Remote, RunCounts, SampleCounts,
+    Times, probes,
 };
 
 const REMAP: &str = "0000:97:00.5";
@@ -42,6 +47,7 @@ fn controller(address: &str, mode: Mode) -> Controller {
         action: remaps.then(|| "vmd0".to_owned()),
         domain: Some(if remaps { "10000" } else { "10001" }.to_owned()),
         numa_node: remaps.then_some(0),
+        iommu: None,
         mode,
         mode_evidence: Vec::new(),
         vectors: if remaps {
@@ -70,6 +76,9 @@ fn disk(name: &str, path: DiskPath, controller: Option<&str>, model: &str) -> Di
         controller: controller.map(|address| PciAddress(address.to_owned())),
         model: Some(model.to_owned()),
         numa_node: None,
+        iommu: None,
+        link: None,
+        port: None,
         namespaces: Vec::new(),
         queues: Vec::new(),
         lines: Vec::new(),
@@ -97,6 +106,7 @@ fn topology() -> Topology {
             ),
             disk("nvme2", DiskPath::Direct, None, &"x".repeat(200)),
         ],
+        machine: Machine::default(),
         problems: vec!["/sys/class/nvme/nvme9: permission denied".to_owned()],
     }
 }
@@ -116,6 +126,13 @@ fn kprobe(name: &str) -> Probe {
     Probe {
         mechanism: "kprobe".to_owned(),
         ..probe(name, None)
+    }
+}
+
+fn function_probe(name: &str) -> Probe {
+    Probe {
+        mechanism: "fentry".to_owned(),
+        ..probe(name, Some(0))
     }
 }
 
@@ -140,6 +157,16 @@ fn all_probes() -> Vec<Probe> {
         probe(probes::BLOCK_RQ_COMPLETE, Some(0)),
         probe(probes::PLACEMENT, None),
         probe(probes::COMPLETION_TIMES, None),
+        function_probe(probes::BIO_ALLOC_BIOSET_ENTRY),
+        function_probe(probes::BIO_ALLOC_IRQ_CACHE_SPLICE),
+        function_probe(probes::BIO_ALLOC_BIOSET_EXIT),
+        function_probe(probes::BIO_PUT),
+        function_probe(probes::BIO_KMALLOC),
+        function_probe(probes::BLK_RQ_UNMAP_USER),
+        Probe {
+            mechanism: "preempt_count".to_owned(),
+            ..probe(probes::BIO_CONTEXT, None)
+        },
     ]
 }
 
@@ -409,9 +436,84 @@ fn other_samples() -> SampleCounts {
     }
 }
 
+fn allocations(set: &str, purpose: BioPurpose) -> BioAllocations {
+    BioAllocations {
+        set: set.to_owned(),
+        purpose,
+        hits_own: 0,
+        hits_splice: 0,
+        misses_empty: 0,
+        misses_below_threshold: 0,
+        misses_reserve: 0,
+        without_cache: 0,
+        with_many_vectors: 0,
+        without_flag: 0,
+        failed: 0,
+        ambiguous: 0,
+        unpaired: 0,
+    }
+}
+
+fn frees(destination: BioDestination, context: BioContext, count: u64) -> BioFrees {
+    BioFrees {
+        destination,
+        context,
+        count,
+    }
+}
+
+/// Every class of bios.
+fn bio() -> BioCounts {
+    BioCounts {
+        regime: BioRegime::OptIn,
+        allocations: vec![
+            BioAllocations {
+                hits_own: 1000,
+                hits_splice: 200,
+                misses_empty: 30,
+                misses_below_threshold: 4,
+                misses_reserve: 5,
+                with_many_vectors: 60,
+                without_flag: 700,
+                ambiguous: 1,
+                unpaired: 2,
+                ..allocations("blkdev_dio_pool", BioPurpose::Block)
+            },
+            BioAllocations {
+                without_cache: 80,
+                failed: 3,
+                ..allocations("bio-248", BioPurpose::Block)
+            },
+            BioAllocations {
+                hits_own: 90,
+                ..allocations("fs_bio_set", BioPurpose::Passthrough)
+            },
+            BioAllocations {
+                hits_own: 50,
+                ..allocations("fs_bio_set", BioPurpose::PassthroughPolled)
+            },
+            BioAllocations {
+                without_cache: 6,
+                ..allocations("other", BioPurpose::Unknown)
+            },
+        ],
+        kmallocs: 12,
+        frees: vec![
+            frees(BioDestination::OwnList, BioContext::Task, 100),
+            frees(BioDestination::IrqList, BioContext::Hardirq, 1000),
+            frees(BioDestination::SlabSoftirq, BioContext::Softirq, 40),
+            frees(BioDestination::NotCached, BioContext::Hardirq, 800),
+            frees(BioDestination::Kfree, BioContext::Task, 12),
+        ],
+    }
+}
+
 fn snapshot() -> Snapshot {
     Snapshot {
         taken_ns: 1,
+        counting_since_ns: None,
+        detail: Default::default(),
+        activity: None,
         host: Host {
             kernel: "6.12.0".to_owned(),
             possible_cpus: 2,
@@ -424,6 +526,7 @@ fn snapshot() -> Snapshot {
             msi: msi(),
             samples: samples(),
             other_samples: other_samples(),
+            bio: bio(),
         },
         probes: all_probes(),
     }
@@ -550,7 +653,7 @@ fn disks_add_up_to_their_controllers() {
             .iter()
             .find(|family| family.name() == name)
             .unwrap();
-        let mut sums = std::collections::BTreeMap::<Vec<String>, (f64, Vec<u64>)>::new();
+        let mut sums = BTreeMap::<Vec<String>, (f64, Vec<u64>)>::new();
         for metric in family.get_metric() {
             let labels = metric.get_label().iter();
             let labels = labels.filter(|pair| pair.name() != "disk");
@@ -655,6 +758,84 @@ fn sums_over_all_series_are_sums_over_all_lines() {
     );
 }
 
+/// Equation 8 of docs/metrics.md, for each series of allocations.
+#[test]
+fn every_allocation_is_in_one_class() {
+    let snapshot = snapshot();
+    let of = |metric: &prometheus::proto::Metric| {
+        let labels = metric.get_label().iter();
+        let wanted = labels.filter(|pair| matches!(pair.name(), "bio_set" | "kind" | "polled"));
+        let values: Vec<_> = wanted.map(|pair| pair.value().to_owned()).collect();
+        assert_eq!(values.len(), 3, "{values:?}");
+        values
+    };
+    let mut left: BTreeMap<Vec<String>, f64> = BTreeMap::new();
+    for family in families(&snapshot, LINES) {
+        let sign = match family.name() {
+            "vmdtrace_bio_allocations_total" => 1.0,
+            "vmdtrace_bio_cache_hits_total"
+            | "vmdtrace_bio_cache_misses_total"
+            | "vmdtrace_bio_cache_ineligible_total"
+            | "vmdtrace_bio_allocations_failed_total"
+            | "vmdtrace_bio_allocations_ambiguous_total"
+            | "vmdtrace_bio_allocations_unpaired_total" => -1.0,
+            _ => continue,
+        };
+        for metric in family.get_metric() {
+            *left.entry(of(metric)).or_default() += sign * metric.get_counter().get_value();
+        }
+    }
+    assert_eq!(left.len(), 5);
+    assert!(left.values().all(|left| *left == 0.0), "{left:?}");
+    assert_eq!(sum(&snapshot, "vmdtrace_bio_allocations_total"), 2231.0);
+    assert_eq!(sum(&snapshot, "vmdtrace_bio_cache_hits_total"), 1340.0);
+    assert_eq!(sum(&snapshot, "vmdtrace_bio_frees_total"), 1952.0);
+}
+
+#[test]
+fn bios_that_nothing_counts_are_absent() {
+    let without = |names: &[&str]| {
+        let mut snapshot = snapshot();
+        for probe in &mut snapshot.probes {
+            if names.contains(&probe.name.as_str()) {
+                probe.state = ProbeState::Blocked;
+            }
+        }
+        snapshot
+    };
+    for start_or_end in [
+        probes::BIO_ALLOC_BIOSET_ENTRY,
+        probes::BIO_ALLOC_BIOSET_EXIT,
+    ] {
+        let snapshot = without(&[start_or_end]);
+        for family in names(&snapshot) {
+            let of_allocations = family.starts_with("vmdtrace_bio_alloc")
+                || family.starts_with("vmdtrace_bio_cache");
+            assert!(!of_allocations, "{family} without {start_or_end}");
+        }
+        assert!(has(&snapshot, "vmdtrace_bio_frees_total"));
+    }
+    assert!(!has(
+        &without(&[probes::BIO_KMALLOC]),
+        "vmdtrace_bio_kmalloc_total"
+    ));
+    let put_only = without(&[probes::BLK_RQ_UNMAP_USER]);
+    assert_eq!(sum(&put_only, "vmdtrace_bio_frees_total"), 1940.0);
+    assert!(!text(&put_only).contains("kfree"));
+    let neither = without(&[probes::BLK_RQ_UNMAP_USER, probes::BIO_PUT]);
+    assert!(!has(&neither, "vmdtrace_bio_frees_total"));
+    // Without contexts no series claims to know one.
+    let mut blind = without(&[probes::BIO_CONTEXT]);
+    blind.counters.bio.frees = vec![frees(BioDestination::Unknown, BioContext::Unknown, 9)];
+    let text = text(&blind);
+    assert!(
+        text.contains(r#"vmdtrace_bio_frees_total{destination="unknown",context="unknown"} 9"#)
+            || text
+                .contains(r#"vmdtrace_bio_frees_total{context="unknown",destination="unknown"} 9"#)
+    );
+    assert!(!text.contains(r#"context="task""#));
+}
+
 #[test]
 fn time_is_counted_once() {
     let snapshot = snapshot();
@@ -721,6 +902,9 @@ fn counting_makes_no_new_series() {
             // A disk that is gone and lines that are asked for by name are not
             // in the topology.
             .filter(|line| !line.contains("nvme7") && !line.contains("_watched_"))
+            // A set of bios appears with its first allocation, the regime's name
+            // with the first that tells it.
+            .filter(|line| !line.contains("bio_set=") && !line.contains("regime="))
             .filter_map(|line| line.rsplit_once(' '))
             .map(|(series, _)| series.to_owned())
             .collect::<Vec<_>>()
@@ -864,7 +1048,7 @@ fn what_nothing_counts_is_absent() {
             .filter(|name| name.ends_with("_total"))
             // These have hooks of their own.
             .filter(|name| {
-                !["timeouts", "msi_", "vector_allocation"]
+                !["timeouts", "msi_", "vector_allocation", "vmdtrace_bio_"]
                     .iter()
                     .any(|it| name.contains(it))
             });
@@ -923,6 +1107,11 @@ fn a_large_server_has_under_two_thousand_series() {
         .map(|program| probe(program.name, Some(0)))
         .collect();
     large.probes.push(probe(probes::REPEATED_RUNS, None));
+    // Raw block devices and file systems; each further set and kind is 12 series.
+    large.counters.bio.allocations = vec![
+        allocations("blkdev_dio_pool", BioPurpose::Block),
+        allocations("fs_bio_set", BioPurpose::Block),
+    ];
     let series = text(&large)
         .lines()
         .filter(|line| !line.starts_with('#'))
@@ -965,7 +1154,6 @@ fn names_follow_the_conventions() {
 }
 
 mod any_lines {
-    use std::collections::BTreeMap;
 
     use proptest::prelude::*;
 
@@ -1056,7 +1244,7 @@ mod any_lines {
         /// lost or counted twice.
         #[test]
         fn are_counted_once(lines in proptest::collection::vec(any_line(), 0..24)) {
-            let counters = Counters { lines, cpus: cpus(), ..Counters::default() };
+            let counters = Counters { lines, cpus: cpus(), bio: bio(), ..Counters::default() };
             let snapshot = Snapshot { counters, ..snapshot() };
             let text = TextEncoder::new().encode_to_string(&families(&snapshot, EVERYTHING)).unwrap();
             let mut series: Vec<_> = text

@@ -1,4 +1,4 @@
-//! Member offsets from the kernel's type information (BTF), format as in
+//! Offsets, values and prototypes from the kernel's type information (BTF), format as in
 //! Documentation/bpf/btf.rst.
 //!
 //! Own code because the published readers build every type of the kernel in
@@ -12,11 +12,11 @@ pub enum BtfError {
     Malformed(&'static str),
     #[error("this kernel has no {0}.{1}")]
     NoMember(String, String),
-    #[error("this kernel has no struct {0}")]
-    NoStruct(String),
+    #[error("this kernel has no {0} {1}")]
+    None(&'static str, String),
 }
 
-/// BTF data of a kernel, or of a module.
+/// BTF data of a kernel.
 #[derive(Debug)]
 pub struct Btf<'a> {
     types: &'a [u8],
@@ -27,7 +27,57 @@ pub struct Btf<'a> {
 }
 
 const MAGIC: u16 = 0xeb9f;
+const KIND_INTEGER: u32 = 1;
 const KIND_STRUCT: u32 = 4;
+const KIND_UNION: u32 = 5;
+const KIND_ENUM: u32 = 6;
+const KIND_FUNCTION: u32 = 12;
+const KIND_VARIABLE: u32 = 14;
+const KIND_ENUM64: u32 = 19;
+
+/// How deep unnamed members and type qualifiers are followed.
+const MAX_NESTING: u32 = 4;
+
+/// One type.
+#[derive(Debug)]
+struct Type<'a> {
+    name: u32,
+    info: u32,
+    /// Size in bytes, or the number of the type this one is made of.
+    size_or_type: u32,
+    /// What follows the 12-byte header.
+    extra: &'a [u8],
+}
+
+impl<'a> Type<'a> {
+    fn parse(data: &'a [u8]) -> Result<Self, BtfError> {
+        let header = |at| word(data, at).ok_or(BtfError::Malformed("short type"));
+        let info = header(4)?;
+        let (count, kind) = ((info & 0xffff) as usize, info >> 24 & 0x1f);
+        let extra = extra_bytes(kind, count).ok_or(BtfError::Malformed("unknown kind of type"))?;
+        Ok(Self {
+            name: header(0)?,
+            info,
+            size_or_type: header(8)?,
+            extra: data
+                .get(12..12 + extra)
+                .ok_or(BtfError::Malformed("short type"))?,
+        })
+    }
+
+    fn kind(&self) -> u32 {
+        self.info >> 24 & 0x1f
+    }
+
+    /// Members, enumerators or parameters.
+    fn count(&self) -> usize {
+        (self.info & 0xffff) as usize
+    }
+
+    fn field(&self, at: usize) -> Result<u32, BtfError> {
+        word(self.extra, at).ok_or(BtfError::Malformed("short member"))
+    }
+}
 
 /// Bytes that follow the 12-byte header of a type of this kind.
 fn extra_bytes(kind: u32, count: usize) -> Option<usize> {
@@ -86,69 +136,150 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// Byte offset of a direct member of a struct.
-    ///
-    /// # Errors
-    /// If there is no such member, or the data is malformed.
-    pub fn member_offset(&self, structure: &str, member: &str) -> Result<u32, BtfError> {
-        self.find_struct(structure, |at, info| {
-            for index in 0..(info & 0xffff) as usize {
-                let field = |part| {
-                    word(self.types, at + 12 + 12 * index + part)
-                        .ok_or(BtfError::Malformed("short member"))
-                };
-                if self.is_named(field(0)?, member) {
-                    // With the kind flag the upper byte is a bit-field's size.
-                    let bits = if info >> 31 == 1 {
-                        field(8)? & 0x00ff_ffff
-                    } else {
-                        field(8)?
-                    };
-                    return Ok(Some(bits / 8));
-                }
-            }
-            Ok(None)
-        })?
-        .ok_or_else(|| BtfError::NoMember(structure.to_owned(), member.to_owned()))
-    }
-
     /// Size of a struct in bytes.
     ///
     /// # Errors
     /// If there is no such struct, or the data is malformed.
     pub fn struct_size(&self, structure: &str) -> Result<u32, BtfError> {
-        self.find_struct(structure, |at, _| {
-            word(self.types, at + 8)
-                .map(Some)
-                .ok_or(BtfError::Malformed("short type"))
-        })?
-        .ok_or_else(|| BtfError::NoStruct(structure.to_owned()))
+        self.named(KIND_STRUCT, structure)?
+            .map(|found| found.size_or_type)
+            .ok_or_else(|| BtfError::None("struct", structure.to_owned()))
     }
 
-    /// The first answer that `ask` gives for a struct of this name, by its place
-    /// and its word of kind, flag and number of members.
-    fn find_struct(
-        &self,
-        structure: &str,
-        ask: impl Fn(usize, u32) -> Result<Option<u32>, BtfError>,
-    ) -> Result<Option<u32>, BtfError> {
-        let mut at = 0;
-        while at < self.types.len() {
-            let header =
-                |index| word(self.types, at + index).ok_or(BtfError::Malformed("short type"));
-            let (name, info) = (header(0)?, header(4)?);
-            let (count, kind) = ((info & 0xffff) as usize, info >> 24 & 0x1f);
-            let extra =
-                extra_bytes(kind, count).ok_or(BtfError::Malformed("unknown kind of type"))?;
-            if kind == KIND_STRUCT
-                && self.is_named(name, structure)
-                && let Some(answer) = ask(at, info)?
+    /// Byte offset of a member of a struct, directly or in an unnamed part of it.
+    ///
+    /// # Errors
+    /// If there is no such member, or the data is malformed.
+    pub fn member_offset(&self, structure: &str, member: &str) -> Result<u32, BtfError> {
+        // A module's types are numbered after the kernel's, which are not here.
+        let nesting = if self.base_strings.is_empty() {
+            MAX_NESTING
+        } else {
+            0
+        };
+        for found in self.types() {
+            let found = found?;
+            if found.kind() == KIND_STRUCT
+                && self.is_named(found.name, structure)
+                && let Some(offset) = self.find_member(&found, member, nesting)?
             {
-                return Ok(Some(answer));
+                return Ok(offset);
             }
-            at += 12 + extra;
+        }
+        Err(BtfError::NoMember(structure.to_owned(), member.to_owned()))
+    }
+
+    fn find_member(
+        &self,
+        structure: &Type<'a>,
+        member: &str,
+        nesting: u32,
+    ) -> Result<Option<u32>, BtfError> {
+        for index in 0..structure.count() {
+            let field = |part| structure.field(12 * index + part);
+            let (name, id) = (field(0)?, field(4)?);
+            // With the kind flag the upper byte is a bit-field's size.
+            let bits = if structure.info >> 31 == 1 {
+                field(8)? & 0x00ff_ffff
+            } else {
+                field(8)?
+            };
+            if name != 0 {
+                if self.is_named(name, member) {
+                    return Ok(Some(bits / 8));
+                }
+            } else if nesting > 0
+                && let Some(inner) = self.by_id(id)?
+                && matches!(inner.kind(), KIND_STRUCT | KIND_UNION)
+                && let Some(offset) = self.find_member(&inner, member, nesting - 1)?
+            {
+                return Ok(Some(bits / 8 + offset));
+            }
         }
         Ok(None)
+    }
+
+    /// The value of an enumerator, of whatever enumeration.
+    ///
+    /// # Errors
+    /// If there is none of this name, or the data is malformed.
+    pub fn enumerator(&self, name: &str) -> Result<u32, BtfError> {
+        for found in self.types() {
+            let found = found?;
+            let stride = match found.kind() {
+                KIND_ENUM => 8,
+                KIND_ENUM64 => 12,
+                _ => continue,
+            };
+            for index in 0..found.count() {
+                if self.is_named(found.field(stride * index)?, name) {
+                    return found.field(stride * index + 4);
+                }
+            }
+        }
+        Err(BtfError::None("enumerator", name.to_owned()))
+    }
+
+    /// How many parameters a function takes.
+    ///
+    /// # Errors
+    /// If there is none of this name, or the data is malformed.
+    pub fn parameters(&self, function: &str) -> Result<usize, BtfError> {
+        let none = || BtfError::None("function", function.to_owned());
+        let id = self.named(KIND_FUNCTION, function)?.ok_or_else(none)?;
+        let prototype = self.by_id(id.size_or_type)?.ok_or_else(none)?;
+        Ok(prototype.count())
+    }
+
+    /// Size in bytes of a variable that is a number.
+    ///
+    /// # Errors
+    /// If there is none of this name, or the data is malformed.
+    pub fn variable_bytes(&self, variable: &str) -> Result<u32, BtfError> {
+        let none = || BtfError::None("variable", variable.to_owned());
+        let mut found = self.named(KIND_VARIABLE, variable)?.ok_or_else(none)?;
+        for _ in 0..MAX_NESTING {
+            found = self.by_id(found.size_or_type)?.ok_or_else(none)?;
+            if found.kind() == KIND_INTEGER {
+                return Ok(found.size_or_type);
+            }
+        }
+        Err(none())
+    }
+
+    /// The first type of a kind and name.
+    fn named(&self, kind: u32, name: &str) -> Result<Option<Type<'a>>, BtfError> {
+        self.types()
+            .find(|found| {
+                found.as_ref().map_or(true, |found| {
+                    found.kind() == kind && self.is_named(found.name, name)
+                })
+            })
+            .transpose()
+    }
+
+    /// The type of this number; the first has number 1.
+    fn by_id(&self, id: u32) -> Result<Option<Type<'a>>, BtfError> {
+        match (id as usize).checked_sub(1) {
+            Some(index) => self.types().nth(index).transpose(),
+            None => Ok(None),
+        }
+    }
+
+    /// All types in order; ends after an error.
+    fn types(&self) -> impl Iterator<Item = Result<Type<'a>, BtfError>> + use<'a> {
+        let mut rest = self.types;
+        std::iter::from_fn(move || {
+            if rest.is_empty() {
+                return None;
+            }
+            let found = Type::parse(rest);
+            rest = match &found {
+                Ok(found) => rest.get(12 + found.extra.len()..).unwrap_or_default(),
+                Err(_) => &[],
+            };
+            Some(found)
+        })
     }
 
     fn is_named(&self, offset: u32, name: &str) -> bool {
@@ -235,8 +366,6 @@ mod tests {
     fn what_is_missing_is_named() {
         let data = sample();
         let btf = Btf::parse(&data).unwrap();
-        assert_eq!(btf.struct_size("outer"), Ok(16));
-        assert!(btf.struct_size("int").is_err());
         assert_eq!(
             btf.member_offset("outer", "c").unwrap_err().to_string(),
             "this kernel has no outer.c"
@@ -244,7 +373,114 @@ mod tests {
         assert!(btf.member_offset("oute", "a").is_err());
     }
 
+    /// `enum { RED = 7 }`, `int f(int a, int b)`, `unsigned long v` (8 bytes) and
+    /// `struct hot { union { struct { int a; int count; }; }; }`.
+    fn others() -> Vec<u8> {
+        let strings = b"\0RED\0f\0a\0b\0v\0hot\0count\0long\0";
+        let types = [
+            0u32,
+            6 << 24 | 1,
+            4,
+            1,
+            7, // 1: the enumeration
+            23,
+            1 << 24,
+            8,
+            64, // 2: long
+            0,
+            13 << 24 | 2,
+            2,
+            7,
+            2,
+            9,
+            2, // 3: the prototype
+            5,
+            12 << 24,
+            3, // 4: f
+            11,
+            14 << 24,
+            6,
+            1, // 5: v, of
+            0,
+            10 << 24,
+            2, // 6: const long
+            0,
+            4 << 24 | 2,
+            16,
+            7,
+            2,
+            0,
+            17,
+            2,
+            64, // 7: the inner struct
+            0,
+            5 << 24 | 1,
+            16,
+            0,
+            7,
+            0, // 8: the union
+            11 + 2,
+            4 << 24 | 1,
+            16,
+            0,
+            8,
+            128, // 9: hot, with the union at byte 16
+            0,
+            19 << 24 | 1,
+            8,
+            9,
+            5,
+            0, // 10: a 64-bit enumeration, b = 5
+            0,
+            9 << 24,
+            2,
+            0,
+            9 << 24,
+            2, // two typedefs
+        ];
+        let mut data = vec![0x9f, 0xeb, 1, 0];
+        let bytes = size_of_val(&types) as u32;
+        for value in [24, 0, bytes, bytes, strings.len() as u32] {
+            data.extend(value.to_ne_bytes());
+        }
+        data.extend(types.iter().flat_map(|value| value.to_ne_bytes()));
+        data.extend(strings);
+        data
+    }
+
+    #[test]
+    fn values_prototypes_sizes_and_unnamed_parts_are_found() {
+        let data = others();
+        let btf = Btf::parse(&data).unwrap();
+        assert_eq!(btf.enumerator("RED"), Ok(7));
+        assert_eq!(btf.enumerator("b"), Ok(5));
+        assert_eq!(btf.parameters("f"), Ok(2));
+        assert_eq!(btf.variable_bytes("v"), Ok(8));
+        assert_eq!(btf.member_offset("hot", "count"), Ok(24));
+        assert_eq!(btf.member_offset("hot", "a"), Ok(16));
+        for missing in [
+            btf.enumerator("BLUE").unwrap_err(),
+            btf.parameters("v").unwrap_err(),
+            btf.variable_bytes("f").unwrap_err(),
+        ] {
+            assert!(missing.to_string().starts_with("this kernel has no "));
+        }
+    }
+
     proptest! {
+        #[test]
+        fn broken_types_never_loop_or_panic(at in 0usize..280, byte: u8) {
+            let mut data = others();
+            let length = data.len();
+            data[at % length] = byte;
+            if let Ok(btf) = Btf::parse(&data) {
+                let _ = btf.enumerator("nothing");
+                let _ = btf.parameters("f");
+                let _ = btf.variable_bytes("v");
+                let _ = btf.member_offset("hot", "nothing");
+            }
+        }
+
         #[test]
         fn broken_data_is_refused_not_trusted(at in 0usize..90, byte: u8, cut in 0usize..92) {
             let mut data = sample();

@@ -1,13 +1,17 @@
 //! What the programs must know of the running kernel: member offsets from its
-//! BTF and addresses of two data symbols from kallsyms. Versions are never parsed.
+//! BTF and addresses of data symbols from kallsyms. Versions are never parsed.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
-    io::{self, BufReader},
+    io::{self, BufRead, BufReader},
     path::Path,
 };
 
-use super::btf::{Btf, BtfError};
+use super::{
+    bio::{self, BioLayout},
+    btf::{Btf, BtfError},
+};
 use crate::host::Roots;
 
 /// Where the kernel keeps each CPU's count of interrupts (`kstat.irqs_sum`).
@@ -19,6 +23,15 @@ pub struct InterruptCount {
     pub per_cpu_offset: u64,
     /// Offset of `irqs_sum` in `struct kernel_stat`.
     pub irqs_sum: u32,
+}
+
+/// How a request leads to the CPU that it was made on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Submitter {
+    /// Offset of `mq_ctx` in `struct request`.
+    pub request_ctx: u32,
+    /// Offset of `cpu` in `struct blk_mq_ctx`.
+    pub ctx_cpu: u32,
 }
 
 /// What leads from an interrupt or a PCI device to its name: member offsets.
@@ -37,21 +50,15 @@ pub struct InterruptLayout {
     pub driver_name: u32,
 }
 
-/// How a request leads to the CPU that it was made on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Submitter {
-    /// Offset of `mq_ctx` in `struct request`.
-    pub request_ctx: u32,
-    /// Offset of `cpu` in `struct blk_mq_ctx`.
-    pub ctx_cpu: u32,
-}
-
 /// Layout and addresses. What cannot be had carries the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelLayout {
     /// Offset of `name` in `struct irqaction`.
     pub action_name: Result<u32, String>,
+    /// Address of `__per_cpu_offset[]`.
+    pub per_cpu_offset: Result<u64, String>,
     pub interrupt_count: Result<InterruptCount, String>,
+    pub bio: Result<BioLayout, String>,
     pub interrupts: Result<InterruptLayout, String>,
     pub submitter: Result<Submitter, String>,
     /// Offset of `start_time_ns` in `struct request`.
@@ -63,41 +70,59 @@ impl KernelLayout {
     #[must_use]
     pub fn read(roots: &Roots) -> Self {
         let path = roots.sysfs.join("kernel/btf/vmlinux");
-        match fs::read(&path) {
-            Ok(data) => Self::from_btf(&data, || symbols(&roots.procfs.join("kallsyms"))),
-            Err(error) => {
-                let reason = format!(
-                    "{}: {error}; the kernel must be built with CONFIG_DEBUG_INFO_BTF",
-                    path.display()
-                );
-                Self {
-                    action_name: Err(reason.clone()),
-                    interrupt_count: Err(reason.clone()),
-                    interrupts: Err(reason.clone()),
-                    submitter: Err(reason.clone()),
-                    request_start: Err(reason),
-                }
+        let read = fs::read(&path).map_err(|error| {
+            format!(
+                "{}: {error}; the kernel must be built with CONFIG_DEBUG_INFO_BTF",
+                path.display()
+            )
+        });
+        let parsed = read.as_ref().map_err(Clone::clone).and_then(|data| {
+            Btf::parse(data).map_err(|error| format!("{}: {error}", path.display()))
+        });
+        match parsed {
+            Ok(btf) => {
+                let wanted = [
+                    KSTAT,
+                    PER_CPU_OFFSET,
+                    bio::FS_BIO_SET,
+                    bio::BLKDEV_DIO_POOL,
+                    bio::preempt_count_symbol(&btf),
+                ];
+                let symbols = Symbols::read(&roots.procfs.join("kallsyms"), &wanted);
+                Self::find(&btf, &symbols)
             }
+            Err(reason) => Self {
+                action_name: Err(reason.clone()),
+                per_cpu_offset: Err(reason.clone()),
+                interrupt_count: Err(reason.clone()),
+                submitter: Err(reason.clone()),
+                request_start: Err(reason.clone()),
+                interrupts: Err(reason.clone()),
+                bio: Err(reason),
+            },
         }
     }
 
-    fn from_btf(data: &[u8], symbols: impl FnOnce() -> Result<(u64, u64), String>) -> Self {
+    fn find(btf: &Btf<'_>, symbols: &Symbols) -> Self {
         let offset = |structure: &str, member: &str| {
-            Btf::parse(data)
-                .and_then(|btf| btf.member_offset(structure, member))
+            btf.member_offset(structure, member)
                 .map_err(|error: BtfError| error.to_string())
         };
-        let interrupt_count = offset("kernel_stat", "irqs_sum").and_then(|irqs_sum| {
-            let (kstat, per_cpu_offset) = symbols()?;
+        let interrupt_count = || {
+            let irqs_sum = offset("kernel_stat", "irqs_sum")?;
+            let per_cpu_offset = symbols.per_cpu_offset()?;
+            let kstat = symbols.address(KSTAT).ok_or_else(|| not_listed(KSTAT))?;
             Ok(InterruptCount {
                 kstat,
                 per_cpu_offset,
                 irqs_sum,
             })
-        });
+        };
         Self {
             action_name: offset("irqaction", "name"),
-            interrupt_count,
+            per_cpu_offset: symbols.per_cpu_offset(),
+            interrupt_count: interrupt_count(),
+            bio: BioLayout::read(btf, symbols),
             interrupts: interrupts(offset),
             submitter: offset("request", "mq_ctx").and_then(|request_ctx| {
                 let ctx_cpu = offset("blk_mq_ctx", "cpu")?;
@@ -127,78 +152,150 @@ fn interrupts(
     })
 }
 
-/// Addresses of `kstat` and `__per_cpu_offset`.
-fn symbols(path: &Path) -> Result<(u64, u64), String> {
-    let file = File::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    find_symbols(BufReader::new(file)).map_err(|reason| format!("{}: {reason}", path.display()))
+const KSTAT: &str = "kstat";
+const PER_CPU_OFFSET: &str = "__per_cpu_offset";
+
+/// Addresses of data symbols of the kernel's image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Symbols {
+    addresses: BTreeMap<String, u64>,
+    /// Why none could be read.
+    failure: Option<String>,
 }
 
-fn find_symbols(lines: impl io::BufRead) -> Result<(u64, u64), String> {
-    let (mut kstat, mut per_cpu_offset) = (None, None);
-    for line in lines.split(b'\n') {
-        let line = line.map_err(|error| error.to_string())?;
-        let Ok(line) = std::str::from_utf8(&line) else {
-            continue;
-        };
-        let mut fields = line.split_ascii_whitespace();
-        let (Some(address), Some(_), Some(name), None) =
-            (fields.next(), fields.next(), fields.next(), fields.next())
-        else {
-            continue;
-        };
-        let slot = match name {
-            "kstat" => &mut kstat,
-            "__per_cpu_offset" => &mut per_cpu_offset,
-            _ => continue,
-        };
-        *slot = u64::from_str_radix(address, 16).ok();
-        if kstat.is_some() && per_cpu_offset.is_some() {
-            break;
+impl Symbols {
+    /// Looks for symbols in a file such as /proc/kallsyms, up to the modules'.
+    #[must_use]
+    pub fn read(path: &Path, wanted: &[&str]) -> Self {
+        let read = File::open(path).and_then(|file| {
+            // The kernel formats each line as it is read, a page at a time.
+            Self::find(BufReader::with_capacity(1 << 16, file), wanted)
+        });
+        read.unwrap_or_else(|error| Self {
+            addresses: BTreeMap::new(),
+            failure: Some(format!("{}: {error}", path.display())),
+        })
+    }
+
+    fn find(mut lines: impl BufRead, wanted: &[&str]) -> io::Result<Self> {
+        let mut addresses = BTreeMap::new();
+        let mut line = Vec::new();
+        while addresses.len() < wanted.len() {
+            line.clear();
+            if lines.read_until(b'\n', &mut line)? == 0 {
+                break;
+            }
+            let Ok(text) = std::str::from_utf8(&line) else {
+                continue;
+            };
+            let mut fields = text.split_ascii_whitespace();
+            let (Some(address), Some(_), Some(name)) =
+                (fields.next(), fields.next(), fields.next())
+            else {
+                continue;
+            };
+            if fields.next().is_some() {
+                // A module's: the image's are all before.
+                break;
+            }
+            if wanted.contains(&name)
+                && let Ok(address) = u64::from_str_radix(address, 16)
+            {
+                addresses.insert(name.to_owned(), address);
+            }
+        }
+        Ok(Self {
+            addresses,
+            failure: None,
+        })
+    }
+
+    /// The address of a symbol. None where it is not listed, or addresses are
+    /// hidden: all are 0 then.
+    #[must_use]
+    pub fn address(&self, name: &str) -> Option<u64> {
+        // Since 6.15 a per-CPU symbol may truly be at 0; a hidden table shows in
+        // this one.
+        self.per_cpu_offset().ok()?;
+        self.addresses.get(name).copied()
+    }
+
+    /// Address of `__per_cpu_offset[]`.
+    ///
+    /// # Errors
+    /// Why it is not known, and with it no other.
+    pub fn per_cpu_offset(&self) -> Result<u64, String> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        match self.addresses.get(PER_CPU_OFFSET) {
+            Some(0) => Err(
+                "/proc/kallsyms: addresses are hidden: CAP_SYSLOG and kernel.kptr_restrict below 2 \
+                 are needed"
+                    .to_owned(),
+            ),
+            Some(address) => Ok(*address),
+            None => Err(not_listed(PER_CPU_OFFSET)),
         }
     }
-    match (kstat, per_cpu_offset) {
-        (Some(kstat), Some(per_cpu_offset)) if per_cpu_offset != 0 => Ok((kstat, per_cpu_offset)),
-        (Some(_), Some(_)) => Err("addresses are hidden: CAP_SYSLOG and kernel.kptr_restrict below 2 are needed".into()),
-        _ => Err("kstat or __per_cpu_offset is not listed: the kernel must be built with CONFIG_KALLSYMS_ALL".into()),
-    }
+}
+
+fn not_listed(name: &str) -> String {
+    format!(
+        "/proc/kallsyms: {name} is not listed: the kernel must be built with CONFIG_KALLSYMS_ALL"
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn find(text: &str) -> Symbols {
+        Symbols::find(text.as_bytes(), &[KSTAT, PER_CPU_OFFSET, "pcpu_hot"]).unwrap()
+    }
+
     #[test]
-    fn symbols_are_found_among_others() {
-        let text = "ffffffff81000000 T _stext\n0000000000034a80 D kstat\nffffffffc0000000 t vmd_irq\t[vmd]\nffffffff82b00000 R __per_cpu_offset\n";
-        assert_eq!(
-            find_symbols(text.as_bytes()),
-            Ok((0x34a80, 0xffff_ffff_82b0_0000))
+    fn symbols_are_found_among_others_and_before_the_modules() {
+        let symbols = find(
+            "ffffffff81000000 T _stext\n0000000000034a80 D kstat\nffffffff82b00000 R __per_cpu_offset\n\
+             ffffffffc0000000 t vmd_irq\t[vmd]\nffffffffc0000001 D pcpu_hot\n",
         );
+        assert_eq!(symbols.address(KSTAT), Some(0x34a80));
+        assert_eq!(symbols.per_cpu_offset(), Ok(0xffff_ffff_82b0_0000));
+        assert_eq!(symbols.address("pcpu_hot"), None);
     }
 
     #[test]
     fn hidden_and_missing_symbols_are_told_apart() {
-        let hidden = "0000000000000000 D kstat\n0000000000000000 R __per_cpu_offset\n";
+        let hidden = find("0000000000000000 D kstat\n0000000000000000 R __per_cpu_offset\n");
+        assert_eq!(hidden.address(KSTAT), None);
         assert!(
-            find_symbols(hidden.as_bytes())
+            hidden
+                .per_cpu_offset()
                 .unwrap_err()
                 .contains("kptr_restrict")
         );
+        let missing = find("ffffffff81000000 T _stext\n");
         assert!(
-            find_symbols("ffffffff81000000 T _stext\n".as_bytes())
+            missing
+                .per_cpu_offset()
                 .unwrap_err()
                 .contains("KALLSYMS_ALL")
+        );
+        let unreadable = Symbols::read(Path::new("/nonexistent"), &[KSTAT]);
+        assert!(
+            unreadable
+                .per_cpu_offset()
+                .unwrap_err()
+                .contains("/nonexistent")
         );
     }
 
     #[test]
     fn a_per_cpu_address_may_be_0() {
         // Since 6.15 per-CPU symbols count from 0; a hidden table shows in the other symbol.
-        let text = "0000000000000000 D kstat\nffffffff82b00000 R __per_cpu_offset\n";
-        assert_eq!(
-            find_symbols(text.as_bytes()),
-            Ok((0, 0xffff_ffff_82b0_0000))
-        );
+        let symbols = find("0000000000000000 D kstat\nffffffff82b00000 R __per_cpu_offset\n");
+        assert_eq!(symbols.address(KSTAT), Some(0));
     }
 
     #[test]
@@ -213,7 +310,7 @@ mod tests {
                 .unwrap_err()
                 .contains("CONFIG_DEBUG_INFO_BTF")
         );
-        assert!(layout.interrupt_count.is_err());
+        assert!(layout.interrupt_count.is_err() && layout.bio.is_err());
         assert!(layout.submitter.is_err() && layout.request_start.is_err());
     }
 }

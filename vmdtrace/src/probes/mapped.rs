@@ -13,7 +13,9 @@ use std::{
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use vmdtrace_common::{
-    CpuBank, LineCell, LossTotals, NameTable, Place, RequestLayout, msi::MsiTotals,
+    CpuBank, LineCell, LossTotals, NameTable, Place, RequestLayout,
+    bio_cells::{BioBank, BioSet},
+    msi::MsiTotals,
     samples::DiskSamples,
 };
 
@@ -32,6 +34,10 @@ unsafe impl Element for LineCell {}
 unsafe impl Element for LossTotals {}
 // SAFETY: as above.
 unsafe impl Element for MsiTotals {}
+// SAFETY: as above.
+unsafe impl Element for BioBank {}
+// SAFETY: as above.
+unsafe impl Element for BioSet {}
 // SAFETY: as above.
 unsafe impl Element for DiskSamples {}
 // SAFETY: as above; one word.

@@ -7,6 +7,7 @@
 //! - [`counts`]: map elements -> counters.
 //! - [`object`]: the embedded eBPF object.
 //! - [`names`]: action-name patterns -> the automaton the programs step through.
+//! - [`bio`]: the programs for bios, and what they must know of the kernel.
 //! - [`kernel`], [`requests`], [`btf`]: offsets and addresses of the running kernel.
 //! - [`tracefs`], [`perf`]: kprobes on functions of modules.
 //! - [`losses`]: time-outs and lost interrupts, from a map.
@@ -16,6 +17,7 @@
 //! - [`threads`]: whether handlers only wake a thread.
 //! - [`privileges`], [`fdinfo`]: what we may do, and what the kernel skipped.
 
+pub mod bio;
 pub mod btf;
 pub mod counts;
 pub mod fdinfo;

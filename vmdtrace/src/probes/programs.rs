@@ -144,6 +144,8 @@ impl Kprobes {
 pub struct Attachment {
     spec: Spec,
     loaded: bool,
+    /// It is of no use even if the kernel takes it.
+    useless: bool,
     state: ProbeState,
     reason: Option<String>,
     /// Of what follows a module.
@@ -158,10 +160,23 @@ impl Attachment {
         Self {
             spec,
             loaded: false,
+            useless: false,
             state: ProbeState::Broken,
             reason: None,
             events: Vec::new(),
             has_function: false,
+        }
+    }
+
+    /// A program that this kernel cannot run, or that has nothing to do on it. If
+    /// the kernel refuses it, that is its state instead.
+    #[must_use]
+    pub fn unless_refused(spec: Spec, state: ProbeState, reason: &str) -> Self {
+        Self {
+            useless: true,
+            state,
+            reason: Some(reason.to_owned()),
+            ..Self::new(spec)
         }
     }
 
@@ -191,9 +206,16 @@ impl Attachment {
             required,
         } = self.spec;
         match hook.load(ebpf, name, btf) {
-            Ok(()) => self.loaded = true,
+            Ok(()) => self.loaded = !self.useless,
             Err(error) if required => return Err(error),
-            Err(error) => self.failed(&error, roots),
+            Err(error) => {
+                let known = (self.state, self.reason.clone());
+                self.failed(&error, roots);
+                // Of a program that is of no use only a refusal is news.
+                if self.useless && self.state != ProbeState::Blocked {
+                    (self.state, self.reason) = known;
+                }
+            }
         }
         Ok(())
     }

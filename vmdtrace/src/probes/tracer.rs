@@ -13,13 +13,15 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use thiserror::Error;
 use vmdtrace_common::{
     CpuBank, LineCell, LineEntry, LossTotals, NameTable, Place, RequestLayout,
+    bio_cells::{BioBank, BioCall, BioSet, CALLS, SETS},
     cells::kind,
     msi::MsiTotals,
     samples::{self, Pending},
 };
 
 use super::{
-    counts::{cpu_counts, line_counts, sample_counts},
+    bio::{self, BioLayout},
+    counts::{bio_counts, cpu_counts, line_counts, sample_counts},
     hook::Hook,
     kernel::{InterruptLayout, KernelLayout},
     losses::{self, LossesByName},
@@ -35,8 +37,8 @@ use crate::host::{HostError, Roots};
 use crate::snapshot::{
     Counters, DiskSamples, Losses, MsiCounts, Probe, ProbeState, SampleCounts,
     probes::{
-        BLOCK_RQ_COMPLETE, COMPLETION_TIMES, HANDLER_COMPLETIONS, HANDLER_TIME, PLACEMENT,
-        REPEATED_RUNS,
+        BIO_CONTEXT, BLOCK_RQ_COMPLETE, COMPLETION_TIMES, HANDLER_COMPLETIONS, HANDLER_TIME,
+        PLACEMENT, REPEATED_RUNS,
     },
     source::Level,
 };
@@ -54,11 +56,11 @@ pub struct Sizes {
 
 impl Sizes {
     /// Sizes for a host with this many possible CPUs and this highest interrupt
-    /// number: room for a quarter more lines, and for 4,096 that come later (a VMD
+    /// number: room for a sixteenth more lines, and for 4,096 that come later (a VMD
     /// loaded after the start brings dozens of lines a disk).
     #[must_use]
     pub fn for_host(cpus: u32, max_irq: u32) -> Self {
-        let lines = max_irq.saturating_add(max_irq / 4).saturating_add(4096);
+        let lines = max_irq.saturating_add(max_irq / 16).saturating_add(4096);
         Self {
             cpus: cpus.max(1),
             interrupts: lines,
@@ -76,6 +78,9 @@ impl Sizes {
             + self.cpus as usize * size_of::<Place>()
             + samples::DISKS as usize * size_of::<samples::DiskSamples>()
             + samples::PENDING as usize * size_of::<Pending>()
+            + self.cpus as usize * size_of::<BioBank>()
+            + SETS as usize * size_of::<BioSet>()
+            + CALLS as usize * size_of::<BioCall>()
     }
 }
 
@@ -140,6 +145,11 @@ pub struct Tracer {
     request_layout: MappedArray<RequestLayout>,
     places: MappedArray<Place>,
     samples: MappedArray<samples::DiskSamples>,
+    bio_banks: MappedArray<BioBank>,
+    bio_sets: MappedArray<BioSet>,
+    bio_regimes: MappedArray<u64>,
+    /// Or why bios cannot be followed.
+    bio_layout: Result<BioLayout, String>,
     options: Options,
     /// Why repeated runs cannot be told, if so.
     repeats_unknown: Option<String>,
@@ -203,7 +213,8 @@ impl Tracer {
 
         let (count, repeats_unknown) = known(layout.interrupt_count);
         let kstat = count.map_or(0, |count| count.kstat);
-        let per_cpu_offset = count.map_or(0, |count| count.per_cpu_offset);
+        let per_cpu_offset = layout.per_cpu_offset.unwrap_or_default();
+        let bio_layout = layout.bio;
         let irqs_sum = count.map_or(0, |count| count.irqs_sum);
         // Without these, whose an operation is cannot be told; it is counted all the same.
         let interrupts = layout.interrupts.unwrap_or_else(|reason| {
@@ -221,7 +232,9 @@ impl Tracer {
         let request_start = request_start.unwrap_or(0);
         let sizes = options.sizes;
         let btf = Btf::from_sys_fs().ok();
-        let mut ebpf = EbpfLoader::new()
+        let mut loader = EbpfLoader::new();
+        BioLayout::set(bio_layout.as_ref().ok(), &mut loader);
+        let mut ebpf = loader
             .btf(btf.as_ref())
             .override_global("ACTION_NAME_OFFSET", &action_name, true)
             .override_global("KSTAT_ADDRESS", &kstat, true)
@@ -247,6 +260,7 @@ impl Tracer {
             .map_max_entries("BANKS", sizes.cpus)
             .map_max_entries("PLACES", sizes.cpus)
             .map_max_entries("FREE_SLOTS", sizes.slots)
+            .map_max_entries("BIO_BANKS", sizes.cpus)
             .load(object)
             .map_err(|error: EbpfError| LoadError::Load(error.into()))?;
 
@@ -261,6 +275,9 @@ impl Tracer {
             request_layout: map(&ebpf, "REQUEST_LAYOUT", 1)?,
             places: map(&ebpf, "PLACES", sizes.cpus)?,
             samples: map(&ebpf, "SAMPLES", samples::DISKS)?,
+            bio_banks: map(&ebpf, "BIO_BANKS", sizes.cpus)?,
+            bio_sets: map(&ebpf, "BIO_SETS", SETS as u32)?,
+            bio_regimes: map(&ebpf, "BIO_REGIMES", 1)?,
             options,
             repeats_unknown,
             placement_unknown,
@@ -272,11 +289,13 @@ impl Tracer {
                     // Ends are of no use without samples.
                     .filter(|program| samples || program.name != BLOCK_RQ_COMPLETE)
                     .map(Attachment::new)
+                    .chain(bio::programs(&bio_layout))
                     .collect(),
                 ebpf,
                 armed: false,
                 knows_requests: false,
             }),
+            bio_layout,
         };
         tracer.verify(btf.as_ref())?;
         Ok(tracer)
@@ -427,6 +446,15 @@ impl Tracer {
                 .zip(0..)
                 .map(|(bank, cpu)| cpu_counts(cpu, &bank))
                 .collect(),
+            bio: bio_counts(
+                self.bio_banks.iter(),
+                &self.bio_sets.iter().collect::<Vec<_>>(),
+                self.bio_layout
+                    .as_ref()
+                    .ok()
+                    .and_then(|layout| layout.cache),
+                self.bio_regimes.get(0).unwrap_or_default(),
+            ),
         }
     }
 
@@ -487,6 +515,10 @@ impl Tracer {
             None => (ProbeState::Attached, None),
             Some(reason) => (ProbeState::NotApplicable, Some(reason)),
         };
+        let context = match &self.bio_layout {
+            Ok(layout) => layout.context().err(),
+            Err(reason) => Some(reason.clone()),
+        };
         let none = (ProbeState::Attached, None);
         for (name, mechanism, state) in [
             (
@@ -506,6 +538,7 @@ impl Tracer {
                 timed(supported(&self.starts_unknown)),
             ),
             (HANDLER_COMPLETIONS, "nvme_sq", in_handlers),
+            (BIO_CONTEXT, "preempt_count", supported(&context)),
         ] {
             probes.push(capability(name, mechanism, state));
         }

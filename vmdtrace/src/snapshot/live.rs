@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nix::time::{ClockId, clock_gettime};
 
 use super::{
-    Host, Snapshot,
+    Detail, Host, Snapshot,
     owners::Owners,
     rare::Rare,
     source::{SnapshotError, SnapshotSource, SourceOptions},
 };
 use crate::{
-    host::{self, Roots},
+    host::{self, Roots, activity::Activity},
     probes::{Options, Sizes, Tracer, messages},
 };
 
@@ -22,6 +22,8 @@ pub struct Live {
     tracer: Tracer,
     roots: Roots,
     host: Host,
+    activity: bool,
+    counting_since_ns: Option<u64>,
     known: Arc<Mutex<Known>>,
 }
 
@@ -33,7 +35,7 @@ struct Known {
 }
 
 impl Live {
-    fn new(tracer: Tracer, roots: Roots, possible_cpus: u32) -> Self {
+    fn new(tracer: Tracer, roots: Roots, possible_cpus: u32, activity: bool) -> Self {
         let kernel = std::fs::read_to_string(roots.procfs.join("sys/kernel/osrelease"));
         let host = Host {
             kernel: kernel.unwrap_or_default().trim().to_owned(),
@@ -43,6 +45,8 @@ impl Live {
             tracer,
             roots,
             host,
+            activity,
+            counting_since_ns: now_ns().ok(),
             known: Arc::default(),
         }
     }
@@ -57,6 +61,7 @@ impl Live {
             also_lines,
             level,
             kprobes,
+            activity,
         } = options;
         let possible_cpus = host::possible_cpus(roots)?;
         let tracer = Tracer::load(Options {
@@ -69,7 +74,7 @@ impl Live {
         if let Some(logger) = tracer.take_logger() {
             messages::pass_on(logger)?;
         }
-        let live = Self::new(tracer, roots.clone(), possible_cpus);
+        let live = Self::new(tracer, roots.clone(), possible_cpus, *activity);
         live.tell_places();
         live.pass_on_msi_messages();
         live.tracer.attach();
@@ -106,7 +111,7 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
 
 impl SnapshotSource for Live {
     fn snapshot(&self) -> Result<Snapshot, SnapshotError> {
-        let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map_err(SnapshotError::new)?;
+        let taken_ns = now_ns().map_err(SnapshotError::new)?;
         let mut counters = self.tracer.counters();
         let losses = self.tracer.losses().map_err(SnapshotError::new)?;
         let operations = self.tracer.operations().map_err(SnapshotError::new)?;
@@ -120,12 +125,19 @@ impl SnapshotSource for Live {
             rare.hand_over(topology, &losses, &operations);
         }
         rare.assign(&mut counters, &losses, &operations);
+        let topology = owners.topology();
+        let activity = self
+            .activity
+            .then(|| Activity::read(&self.roots, &topology));
         Ok(Snapshot {
-            taken_ns: std::time::Duration::from(now).as_nanos() as u64,
+            taken_ns,
+            counting_since_ns: self.counting_since_ns,
+            detail: Detail::Lines,
             host: self.host.clone(),
-            topology: owners.topology(),
+            topology,
             counters,
             probes,
+            activity,
         })
     }
 
@@ -152,4 +164,10 @@ impl SnapshotSource for Live {
     fn close(&self) {
         self.tracer.remove_kprobes();
     }
+}
+
+/// `CLOCK_BOOTTIME`, in nanoseconds.
+fn now_ns() -> nix::Result<u64> {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME)?;
+    Ok(std::time::Duration::from(now).as_nanos() as u64)
 }

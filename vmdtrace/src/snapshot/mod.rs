@@ -1,18 +1,26 @@
 //! The one waist: a [`Snapshot`] is everything known of a host at one moment.
-//! Metrics, tables and (later) recordings and findings are computed from
+//! Metrics, tables, recordings and (later) findings are computed from
 //! Snapshots alone. Totals are computed here from their parts, never kept
 //! twice.
 
 mod attribution;
+pub mod bio;
+mod counts;
 pub mod live;
 mod owners;
 pub mod probes;
 mod rare;
+pub mod recording;
 pub mod source;
+mod sums;
+pub mod window;
 
 use serde::{Deserialize, Serialize};
 use vmdtrace_common::samples::{BUCKETS, FIRST_BITS};
 
+pub use bio::BioCounts;
+
+use crate::host::activity::Activity;
 use crate::host::topology::{DiskPath, PciAddress, Topology};
 
 /// What a watched interrupt line is.
@@ -78,7 +86,7 @@ pub struct RunCounts {
 impl RunCounts {
     /// Every counter of the two combined by `change`, one by one.
     #[must_use]
-    pub fn combine(&self, other: &Self, change: fn(u64, u64) -> u64) -> Self {
+    pub fn combine(&self, other: &Self, mut change: impl FnMut(u64, u64) -> u64) -> Self {
         // Taken apart, so that a counter cannot be forgotten.
         let Self {
             depth0_runs,
@@ -103,7 +111,7 @@ impl RunCounts {
             inclusive_ns: change(*inclusive_ns, other.inclusive_ns),
             self_ns: change(*self_ns, other.self_ns),
             completions: change(*completions, other.completions),
-            remote: remote.combine(&other.remote, change),
+            remote: remote.combine(&other.remote, &mut change),
             child_runs: change(*child_runs, other.child_runs),
             child_unhandled_runs: change(*child_unhandled_runs, other.child_unhandled_runs),
             child_completions: change(*child_completions, other.child_completions),
@@ -144,7 +152,7 @@ impl Remote {
 
     /// Every count of the two combined by `change`, one by one.
     #[must_use]
-    pub fn combine(&self, other: &Self, change: fn(u64, u64) -> u64) -> Self {
+    pub fn combine(&self, other: &Self, mut change: impl FnMut(u64, u64) -> u64) -> Self {
         let Self {
             same_cache,
             other_cache,
@@ -184,7 +192,7 @@ impl Times {
     }
 
     #[must_use]
-    pub fn combine(&self, other: &Self, change: fn(u64, u64) -> u64) -> Self {
+    pub fn combine(&self, other: &Self, mut change: impl FnMut(u64, u64) -> u64) -> Self {
         let Self { buckets, sum_ns } = self;
         Self {
             buckets: std::array::from_fn(|index| change(buckets[index], other.buckets[index])),
@@ -206,15 +214,15 @@ pub struct SampleCounts {
 
 impl SampleCounts {
     #[must_use]
-    pub fn combine(&self, other: &Self, change: fn(u64, u64) -> u64) -> Self {
+    pub fn combine(&self, other: &Self, mut change: impl FnMut(u64, u64) -> u64) -> Self {
         let Self {
             latency,
             handling,
             without_start,
         } = self;
         Self {
-            latency: latency.combine(&other.latency, change),
-            handling: handling.combine(&other.handling, change),
+            latency: latency.combine(&other.latency, &mut change),
+            handling: handling.combine(&other.handling, &mut change),
             without_start: change(*without_start, other.without_start),
         }
     }
@@ -385,12 +393,17 @@ pub struct MsiCounts {
 pub struct Counters {
     pub lines: Vec<LineCounts>,
     pub cpus: Vec<CpuCounts>,
+    /// Recordings made before there were any have none; their probes say so.
+    #[serde(default)]
     pub losses: Losses,
+    #[serde(default)]
     pub msi: MsiCounts,
     /// Of disks that have any.
     pub samples: Vec<DiskSamples>,
     /// Of completions outside any handler, and of disks that are not told apart.
     pub other_samples: SampleCounts,
+    #[serde(default)]
+    pub bio: BioCounts,
 }
 
 /// The one state a probe is in.
@@ -432,13 +445,34 @@ pub struct Host {
     pub possible_cpus: u32,
 }
 
+/// How finely a Snapshot tells interrupt lines apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Detail {
+    /// Every line by itself, and the activity of every CPU.
+    #[default]
+    Lines,
+    /// The lines of each owner summed (see [`Snapshot::sums`]).
+    Sums,
+}
+
 /// Everything known of a host at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Monotonic time (`CLOCK_BOOTTIME`) at which the counters were read.
     pub taken_ns: u64,
+    /// When counting began, on the same clock: two Snapshots of one run have
+    /// the same. Absent where it is not known.
+    #[serde(default)]
+    pub counting_since_ns: Option<u64>,
+    #[serde(default)]
+    pub detail: Detail,
     pub host: Host,
     pub topology: Topology,
     pub counters: Counters,
     pub probes: Vec<Probe>,
+    /// What the kernel itself counted; only where it was asked for
+    /// ([`SourceOptions::activity`](source::SourceOptions)).
+    #[serde(default)]
+    pub activity: Option<Activity>,
 }

@@ -44,6 +44,19 @@ pub const HANDLER_COMPLETIONS: &str = "handler_completions";
 /// [`Level`](super::source::Level)). Measured unless this says otherwise.
 pub const HANDLER_TIME: &str = "handler_time";
 
+/// Start of `bio_alloc_bioset`, where the kernel has caches of bios.
+pub const BIO_ALLOC_BIOSET_ENTRY: &str = "bio_alloc_bioset_entry";
+/// Its return.
+pub const BIO_ALLOC_BIOSET_EXIT: &str = "bio_alloc_bioset_exit";
+/// The same where it takes three arguments, before 5.18.
+pub const BIO_ALLOC_BIOSET_EXIT_3_ARGS: &str = "bio_alloc_bioset_exit_3_args";
+pub const BIO_ALLOC_IRQ_CACHE_SPLICE: &str = "bio_alloc_irq_cache_splice";
+pub const BIO_KMALLOC: &str = "bio_kmalloc";
+pub const BIO_PUT: &str = "bio_put";
+pub const BLK_RQ_UNMAP_USER: &str = "blk_rq_unmap_user";
+/// Not a hook: whether the context that frees a bio can be told.
+pub const BIO_CONTEXT: &str = "bio_context";
+
 /// Which of the counters mean anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
@@ -60,6 +73,41 @@ pub struct Counted {
     pub latency: bool,
     /// From the completion of requests to their end.
     pub handling: bool,
+    pub bio: BioCounted,
+}
+
+/// Which of the counters of bios mean anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BioCounted {
+    pub allocations: bool,
+    pub kmallocs: bool,
+    /// Frees of bios of a set.
+    pub frees: bool,
+    /// Frees of bios of no set.
+    pub kfrees: bool,
+    /// Contexts of frees.
+    pub contexts: bool,
+}
+
+impl BioCounted {
+    /// What both say.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let Self {
+            allocations,
+            kmallocs,
+            frees,
+            kfrees,
+            contexts,
+        } = self;
+        Self {
+            allocations: allocations && other.allocations,
+            kmallocs: kmallocs && other.kmallocs,
+            frees: frees && other.frees,
+            kfrees: kfrees && other.kfrees,
+            contexts: contexts && other.contexts,
+        }
+    }
 }
 
 impl Snapshot {
@@ -126,6 +174,31 @@ impl Snapshot {
                     .into_iter()
                     .all(counts),
             allocation_failures: [VECTOR_ALLOC, VECTOR_ALLOC_MANAGED].into_iter().all(counts),
+            bio: self.bio_counted(),
+        }
+    }
+
+    fn bio_counted(&self) -> BioCounted {
+        let attached = |name| {
+            self.probe(name)
+                .is_some_and(|probe| probe.state == ProbeState::Attached)
+        };
+        // Where there is a start to be seen it has to be: without it, whatever a
+        // cache may have served is of no class.
+        let has_start = self.probe(BIO_ALLOC_BIOSET_ENTRY).is_some();
+        let old = attached(BIO_ALLOC_BIOSET_EXIT_3_ARGS);
+        BioCounted {
+            allocations: old
+                || attached(BIO_ALLOC_BIOSET_EXIT)
+                    && (!has_start || attached(BIO_ALLOC_BIOSET_ENTRY)),
+            kmallocs: old || attached(BIO_KMALLOC),
+            frees: attached(BIO_PUT),
+            kfrees: attached(if self.probe(BLK_RQ_UNMAP_USER).is_some() {
+                BLK_RQ_UNMAP_USER
+            } else {
+                BIO_PUT
+            }),
+            contexts: attached(BIO_CONTEXT),
         }
     }
 }

@@ -195,6 +195,9 @@ mod tests {
             controller: Some(PciAddress("0000:97:00.5".into())),
             model: None,
             numa_node: None,
+            iommu: None,
+            link: None,
+            port: None,
             namespaces: Vec::new(),
             queues: Vec::new(),
             lines: Vec::new(),
@@ -215,6 +218,7 @@ mod tests {
         topology.disks[1].namespaces.push(Namespace {
             name: "nvme5n1".to_owned(),
             size_bytes: None,
+            settings: crate::host::topology::BlockSettings::default(),
         });
         let counted = [
             (DiskName::Number(0), [2, 1]),
@@ -262,6 +266,7 @@ mod tests {
             other_lines: Vec::new(),
             child_interrupts: 0,
             sharing_factor: None,
+            iommu: None,
         });
         let once = |operation: MsiOperation| {
             let mut counts = [0; MsiOperation::ALL.len()];

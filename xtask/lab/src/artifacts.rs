@@ -96,6 +96,23 @@ impl Artifacts {
         Ok(archive)
     }
 
+    /// The modules of these names that not every guest has, with what they need.
+    pub(crate) fn add_modules_beyond_base(
+        &self,
+        names: &[String],
+        archive: &mut Archive,
+    ) -> Result<()> {
+        let others: Vec<String> = names
+            .iter()
+            .filter(|name| !MODULES.contains(&name.as_str()))
+            .cloned()
+            .collect();
+        for module in self.modules(&others)? {
+            archive.bytes(&module_path(&module.name), 0o644, module.content);
+        }
+        Ok(())
+    }
+
     /// The modules that every guest has, and the list of those for the channel.
     fn add_modules(&self, archive: &mut Archive) -> Result<()> {
         let modules = Modules::open(&self.kernel.modules)?;

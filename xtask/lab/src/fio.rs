@@ -18,10 +18,45 @@ pub enum Bound {
     Reads(u64),
 }
 
-/// A load of random 4 KiB reads through io_uring, one fio thread for each disk.
+/// By which way of the kernel fio reads. Polled needs the driver's poll queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// Block devices or files by io_uring.
+    IoUring {
+        polled: bool,
+    },
+    Libaio,
+    /// NVMe commands through io_uring to a namespace's character device, such as
+    /// `ng3n1`.
+    Passthrough {
+        polled: bool,
+    },
+}
+
+impl Engine {
+    fn arguments(self) -> Vec<&'static str> {
+        let (mut arguments, polled) = match self {
+            Self::IoUring { polled } => (vec!["--ioengine=io_uring"], polled),
+            Self::Libaio => (vec!["--ioengine=libaio"], false),
+            Self::Passthrough { polled } => {
+                (vec!["--ioengine=io_uring_cmd", "--cmd_type=nvme"], polled)
+            }
+        };
+        if polled {
+            arguments.push("--hipri=1");
+        }
+        if !matches!(self, Self::Passthrough { .. }) {
+            // A character device refuses it (O_DIRECT), and has no cache to pass by.
+            arguments.push("--direct=1");
+        }
+        arguments
+    }
+}
+
+/// A load of random 4 KiB reads, one fio thread for each disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// Block devices, such as `nvme3n1`.
+    /// Devices, such as `nvme3n1`, or absolute paths.
     pub disks: Vec<String>,
     /// The CPUs that the threads are spread over, one CPU for each thread, in
     /// turn.
@@ -32,13 +67,18 @@ pub struct Load {
 }
 
 impl Load {
-    /// The command that runs it.
+    /// The command that runs it through io_uring, driven by interrupts.
     #[must_use]
     pub fn command(&self) -> GuestCommand {
-        let mut arguments = vec![
-            "--output-format=json".to_owned(),
-            "--ioengine=io_uring".to_owned(),
-            "--direct=1".to_owned(),
+        self.command_by(Engine::IoUring { polled: false })
+    }
+
+    /// The command that runs it in this way.
+    #[must_use]
+    pub fn command_by(&self, engine: Engine) -> GuestCommand {
+        let mut arguments = vec!["--output-format=json".to_owned()];
+        arguments.extend(engine.arguments().into_iter().map(str::to_owned));
+        arguments.extend([
             "--rw=randread".to_owned(),
             format!("--bs={BLOCK}"),
             format!("--iodepth={}", self.depth),
@@ -52,7 +92,7 @@ impl Load {
             "--invalidate=0".to_owned(),
             // The daemon is to be scraped while every CPU is busy with this.
             "--nice=10".to_owned(),
-        ];
+        ]);
         match self.bound {
             Bound::Time(time) => {
                 arguments.push("--time_based=1".to_owned());
@@ -64,7 +104,8 @@ impl Load {
         }
         for disk in &self.disks {
             arguments.push(format!("--name={disk}"));
-            arguments.push(format!("--filename=/dev/{disk}"));
+            let path = std::path::Path::new("/dev").join(disk);
+            arguments.push(format!("--filename={}", path.display()));
         }
         GuestCommand::new("fio").args(arguments)
     }
@@ -336,6 +377,25 @@ mod tests {
             text.contains("--cpus_allowed=0-2,5 --cpus_allowed_policy=split"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn the_way_of_reading_and_files_are_named() {
+        let load = Load {
+            disks: vec!["ng2n1".to_owned(), "/mnt/file".to_owned()],
+            ..load()
+        };
+        let text = load
+            .command_by(Engine::Passthrough { polled: true })
+            .to_string();
+        assert!(
+            text.contains("--ioengine=io_uring_cmd --cmd_type=nvme --hipri=1 --rw=randread"),
+            "{text}"
+        );
+        assert!(text.contains("--filename=/dev/ng2n1"), "{text}");
+        assert!(text.ends_with("--filename=/mnt/file"), "{text}");
+        let text = load.command_by(Engine::Libaio).to_string();
+        assert!(text.contains("--ioengine=libaio --direct=1"), "{text}");
     }
 
     #[test]

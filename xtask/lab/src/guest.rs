@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use lab_agent::{Answer, Request};
+use xtask_setup::Program;
 
 use crate::artifacts::{Artifacts, VMDTRACE, module_path};
 use crate::channel::Channel;
@@ -36,6 +37,27 @@ pub struct GuestFile {
     /// Absolute path in the guest.
     pub in_guest: String,
     pub mode: u32,
+}
+
+impl GuestFile {
+    /// A program, to be called by its name, and its libraries.
+    #[must_use]
+    pub fn of_program(program: &Program) -> Vec<Self> {
+        let name = program.path.file_name().unwrap_or_default();
+        let itself = (
+            program.path.clone(),
+            format!("/bin/{}", name.to_string_lossy()),
+        );
+        let files = program.loader_and_libraries.iter().cloned();
+        files
+            .chain([itself])
+            .map(|(on_host, in_guest)| Self {
+                on_host,
+                in_guest,
+                mode: 0o755,
+            })
+            .collect()
+    }
 }
 
 /// What a guest runs beside the agent. It is in memory, and new at each boot.
@@ -163,7 +185,7 @@ impl Guest {
             .map(str::to_owned)
             .chain(config.kernel_arguments.iter().cloned())
             .collect();
-        initramfs::join(&base, &overlay(artifacts, config), &initramfs)?;
+        initramfs::join(&base, &overlay(artifacts, config)?, &initramfs)?;
 
         let mut controllers = Vec::new();
         for (index, controller) in config.controllers.iter().enumerate() {
@@ -515,8 +537,9 @@ impl Guest {
 }
 
 /// What differs from boot to boot, or while vmdtrace is worked on.
-fn overlay(artifacts: &Artifacts, config: &GuestConfig) -> Archive {
+fn overlay(artifacts: &Artifacts, config: &GuestConfig) -> Result<Archive> {
     let mut archive = Archive::default();
+    artifacts.add_modules_beyond_base(&config.modules, &mut archive)?;
     let agent = match config.root {
         Root::Tools => "/init",
         Root::Debian => systemd::AGENT,
@@ -533,7 +556,7 @@ fn overlay(artifacts: &Artifacts, config: &GuestConfig) -> Archive {
     {
         archive.file(in_guest, *mode, on_host);
     }
-    archive
+    Ok(archive)
 }
 
 /// Tells a guest that hangs from one that a busy host did not let run: that one's

@@ -2,6 +2,7 @@
 //! NVMe disks, and a command channel into the guest.
 
 mod artifacts;
+mod bpftrace;
 mod channel;
 mod child;
 mod command;
@@ -28,11 +29,12 @@ mod temporary;
 mod terminal;
 
 pub use artifacts::{Artifacts, NULL_BLOCK, VMDTRACE};
+pub use bpftrace::{Bpftrace, Map};
 pub use command::{Background, GuestCommand, Output};
 pub use controller::Controller;
 pub use disks::GuestDisk;
 pub use error::{LabError, Result};
-pub use fio::{Bound, CpuList, Done, Load, Verified, Verify};
+pub use fio::{Bound, CpuList, Done, Engine, Load, Verified, Verify};
 pub use guest::{Guest, GuestConfig, GuestFile, Root, guests_at_once};
 pub use http::HttpResponse;
 pub use interrupts::{KernelCounts, KernelLine, disk_of_action, is_vmd_action};

@@ -69,8 +69,20 @@ impl Prometheus {
     /// # Errors
     /// When it does not start or does not become ready, with its log.
     pub fn start(program: &Path) -> Result<Self> {
+        Self::start_with(program, |_| Ok(()))
+    }
+
+    /// As [`Prometheus::start`], with data that `fill` puts into the folder it is
+    /// given, however old.
+    ///
+    /// # Errors
+    /// As [`Prometheus::start`], and those of `fill`.
+    pub fn start_with(program: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<Self> {
         interrupt::listen()?;
         let folder = Folder::new("prometheus")?;
+        let data = folder.path().join("data");
+        std::fs::create_dir(&data).map_err(LabError::path(&data))?;
+        fill(&data)?;
         let configuration = folder.path().join("prometheus.yml");
         std::fs::write(&configuration, CONFIGURATION).map_err(LabError::path(&configuration))?;
         write_targets(folder.path(), &[])?;
@@ -78,10 +90,8 @@ impl Prometheus {
         let mut command = Command::new(program);
         command
             .arg(format!("--config.file={}", configuration.display()))
-            .arg(format!(
-                "--storage.tsdb.path={}",
-                folder.path().join("data").display()
-            ))
+            .arg(format!("--storage.tsdb.path={}", data.display()))
+            .arg("--storage.tsdb.retention.time=100y")
             .arg(format!("--web.listen-address=127.0.0.1:{port}"));
         let server = Guarded::spawn("Prometheus", command, &folder.path().join("log"))?;
         let mut prometheus = Self {

@@ -1,4 +1,4 @@
-//! Builds the fuzz targets of the emulated device: libFuzzer with the address
+//! Builds the fuzz targets: libFuzzer with the address
 //! sanitizer, on the stable compiler.
 
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, IoContext, Result};
 use crate::{Setup, artifacts, host, toolchain};
 
-/// A fuzz target of the emulated device, and where its inputs are.
+/// A fuzz target, and where its inputs are.
 #[derive(Debug, Clone)]
 pub struct Fuzzer {
     /// The name of the target.
@@ -20,10 +20,16 @@ pub struct Fuzzer {
 }
 
 /// The fuzz targets, by name.
-pub const FUZZERS: [&str; 2] = ["messages", "queues"];
+pub const FUZZERS: [&str; 3] = ["messages", "queues", "recording"];
 
-/// The fuzz targets' own workspace.
-const FOLDER: &str = "xtask/vmd-device/fuzz";
+/// The workspace of a fuzz target: the emulated device's, or vmdtrace's.
+fn folder(name: &str) -> &'static str {
+    match name {
+        "recording" => "vmdtrace/fuzz",
+        _ => "xtask/vmd-device/fuzz",
+    }
+}
+
 /// Coverage as libFuzzer reads it, counted inline, with the operands of
 /// comparisons; and every access to memory checked.
 const RUSTFLAGS: &str = "-Cpasses=sancov-module \
@@ -72,7 +78,7 @@ pub(crate) fn build(setup: &Setup, name: &'static str) -> Result<Fuzzer> {
     setup.progress().step(&format!(
         "building the fuzz target {name} (about two minutes when nothing is built yet)"
     ));
-    let folder = setup.workspace().join(FOLDER);
+    let folder = setup.workspace().join(folder(name));
     let mut command = setup.cargo();
     command
         .args(["build", "--locked", "--release", "--bin", name])
@@ -115,7 +121,7 @@ mod tests {
             .nth(2)
             .unwrap();
         for name in FUZZERS {
-            let corpus = root.join(FOLDER).join("corpus").join(name);
+            let corpus = root.join(folder(name)).join("corpus").join(name);
             assert!(std::fs::read_dir(&corpus).unwrap().count() > 0, "{name}");
         }
     }

@@ -11,7 +11,9 @@ use crate::{Setup, host};
 
 pub(crate) const ENTRY: &str = "guest-programs";
 pub(crate) const BPFTRACE_ENTRY: &str = "guest-bpftrace";
+pub(crate) const MKE2FS_ENTRY: &str = "guest-mke2fs";
 const BPFTRACE: &str = "/usr/bin/bpftrace";
+const MKE2FS: &str = "/usr/sbin/mke2fs";
 const FIO: &str = "/usr/bin/fio";
 const BUSYBOX: &str = "/usr/bin/busybox";
 const PROVIDE: &str = "There is no other source of the guest's programs.";
@@ -50,25 +52,33 @@ pub(crate) fn ensure(setup: &Setup) -> Result<GuestPrograms> {
     })
 }
 
-/// For a person in the guest; large, so it is not in every one.
+/// Large, so it is not in every guest.
 pub(crate) fn ensure_bpftrace(setup: &Setup) -> Result<Program> {
+    one_program(setup, BPFTRACE_ENTRY, "bpftrace", BPFTRACE)
+}
+
+/// Makes file systems for the guest's disks.
+pub(crate) fn ensure_mke2fs(setup: &Setup) -> Result<Program> {
+    one_program(setup, MKE2FS_ENTRY, "e2fsprogs", MKE2FS)
+}
+
+/// A program of one of Debian's packages with its libraries, as an entry of its own.
+fn one_program(setup: &Setup, entry: &str, package: &str, path: &str) -> Result<Program> {
     host::require_x86_64()?;
-    setup
-        .cache()
-        .ensure(BPFTRACE_ENTRY, setup.progress(), |folder| {
-            let apt = apt(setup, "bpftrace")?;
-            let package = apt.newest("bpftrace", PROVIDE, |_| true)?;
-            let packages = apt.closure(&[&package], false)?;
-            let work = unpack(&apt, "bpftrace for the guest", &packages, folder)?;
-            lay_out(&Tree::new(work.clone()), BPFTRACE, folder)?;
-            remove(&work)?;
-            Ok(Contents {
-                version: package.version.clone(),
-                packages: apt::records(&packages),
-                ..Contents::default()
-            })
-        })?;
-    program(&setup.cache().path(BPFTRACE_ENTRY), BPFTRACE)
+    setup.cache().ensure(entry, setup.progress(), |folder| {
+        let apt = apt(setup, package)?;
+        let wanted = apt.newest(package, PROVIDE, |_| true)?;
+        let packages = apt.closure(&[&wanted], false)?;
+        let work = unpack(&apt, &format!("{package} for the guest"), &packages, folder)?;
+        lay_out(&Tree::new(work.clone()), path, folder)?;
+        remove(&work)?;
+        Ok(Contents {
+            version: wanted.version.clone(),
+            packages: apt::records(&packages),
+            ..Contents::default()
+        })
+    })?;
+    program(&setup.cache().path(entry), path)
 }
 
 fn inside(root: &Path, guest: &str) -> PathBuf {

@@ -97,9 +97,15 @@ impl Setup {
         guest::ensure(self)
     }
 
-    /// bpftrace with its libraries, for a person in the guest.
+    /// bpftrace with its libraries, for a person in the guest, and for tests that
+    /// count by it.
     pub fn guest_bpftrace(&self) -> Result<Program> {
         guest::ensure_bpftrace(self)
+    }
+
+    /// mke2fs, which makes ext4, with its libraries.
+    pub fn guest_mke2fs(&self) -> Result<Program> {
+        guest::ensure_mke2fs(self)
     }
 
     /// A small Debian with systemd, unpacked, for the guest.
@@ -134,7 +140,7 @@ impl Setup {
         fuzzers::check(self)
     }
 
-    /// Builds a fuzz target of the emulated device, one of [`FUZZERS`].
+    /// Builds a fuzz target, one of [`FUZZERS`].
     pub fn fuzzer(&self, name: &'static str) -> Result<Fuzzer> {
         fuzzers::build(self, name)
     }
@@ -185,6 +191,7 @@ impl Setup {
         for optional in [
             kernel::entry(""),
             guest::BPFTRACE_ENTRY.to_owned(),
+            guest::MKE2FS_ENTRY.to_owned(),
             debian_root::ENTRY.to_owned(),
         ] {
             names.extend(self.cache.names_with(&optional)?);

@@ -1,5 +1,4 @@
-//! `cargo xtask fuzz`: runs the fuzz targets of the emulated device for a bounded
-//! time, from the inputs kept with the sources.
+//! `cargo xtask fuzz`: runs the fuzz targets for a bounded time, from the inputs kept with the sources.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -16,11 +15,12 @@ const INPUT_SECONDS: &str = "25";
 /// What the sanitizer needs too, in MiB.
 const MEMORY_MIB: &str = "2048";
 
-/// Fuzz the emulated device: messages of its client, contents of its queues
+/// Fuzz the emulated device (messages of its client, contents of its queues) and
+/// the reader of recordings
 ///
 /// Builds libFuzzer programs with the address sanitizer, and runs each for a
-/// bounded time, from the inputs in xtask/vmd-device/fuzz/corpus and a fixed
-/// seed. Ends with status 1 if an input makes the device fail, and says which.
+/// bounded time, from the inputs kept beside them and a fixed seed. Ends with
+/// status 1 if an input makes one fail, and says which.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Time for each target
@@ -53,11 +53,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 "there is no file {}: name an input that was reported or kept",
                 input.display()
             );
-            ensure!(
-                replay(&fuzzer, input)?,
-                "{} makes the device fail",
-                input.display()
-            );
+            ensure!(replay(&fuzzer, input)?, "{} makes it fail", input.display());
             continue;
         }
         let summary = fuzz(&fuzzer, args)?;
@@ -126,7 +122,7 @@ fn fuzz(fuzzer: &Fuzzer, args: &Args) -> anyhow::Result<Summary> {
         // It may not fail when run alone; the log has the first failure.
         replay(fuzzer, input)?;
         bail!(
-            "{name}: an input made the device fail (above, and in {}).\nRun it again: cargo xtask fuzz {name} --input {}",
+            "{name}: an input made it fail (above, and in {}).\nRun it again: cargo xtask fuzz {name} --input {}",
             log.display(),
             input.display()
         );

@@ -10,6 +10,8 @@
     reason = "a test fails by panicking"
 )]
 
+mod bio;
+mod bio_counts;
 mod demo;
 mod device;
 mod exact;
@@ -20,6 +22,7 @@ mod lost;
 mod msi;
 mod native;
 mod placement;
+mod recordings;
 mod server;
 mod shared;
 mod shell;
@@ -152,6 +155,9 @@ fn main() -> ExitCode {
     trials.extend(server_trials);
     let (table, exact_trials) = exact::trials();
     trials.extend(exact_trials);
+    let (bios, bio_trials) = bio::trials();
+    trials.extend(bio_trials);
+    trials.extend(bio_counts::trials());
     trials.extend(device::trials());
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());
@@ -159,6 +165,7 @@ fn main() -> ExitCode {
     trials.extend(msi::trials());
     trials.extend(native::trials());
     trials.extend(placement::trials());
+    trials.extend(recordings::trials());
     trials.extend(shell::trials());
     trials.extend(soak::trials());
     trials.extend(systemd::trials());
@@ -173,6 +180,7 @@ fn main() -> ExitCode {
     arguments.test_threads = Some(if slots == 1 { 1 } else { trials.len() });
     let conclusion = libtest_mimic::run(&arguments, trials);
     table.print();
+    bios.print();
     // Ends what is still running.
     drop((demo, servers));
     conclusion.exit_code()

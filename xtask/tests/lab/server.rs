@@ -74,6 +74,11 @@ impl Server {
                 .await_disks(PATIENCE)
                 .unwrap_or_else(|error| panic!("{error}"));
         }
+        Self::serve(guest)
+    }
+
+    /// Starts the daemon in a guest that is booted.
+    pub(crate) fn serve(guest: Guest) -> (Self, xtask_lab::Result<()>) {
         let command = GuestCommand::new(VMDTRACE).args([
             "serve",
             "--web.listen-address",

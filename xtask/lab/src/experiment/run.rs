@@ -66,7 +66,8 @@ pub struct Run {
     /// An upper bound of the interrupts taken.
     pub device_msis: u64,
     pub unassigned_runs: u64,
-    /// Runs of probes that the kernel skipped; absent where it does not count.
+    /// Runs of probes of interrupts and completions that the kernel skipped; absent
+    /// where it does not count.
     pub probe_missed: Option<u64>,
     /// Last minus first raw sample in Prometheus, of completions in and outside
     /// handlers.
@@ -136,6 +137,12 @@ const CPU_SECONDS: &str = "vmdtrace_cpu_interrupt_seconds_total";
 const UNASSIGNED: &str = "vmdtrace_unassigned_runs_total";
 const MISSED: &str = "vmdtrace_probe_missed_total";
 const SHARING: &str = "vmdtrace_controller_sharing_ratio";
+
+/// Programs that interrupts and completions are counted by. Those of bios may
+/// be interrupted by themselves, and have a term for that.
+fn not_of_bios(sample: &Sample) -> bool {
+    !sample.label("probe").starts_with("bio_")
+}
 
 /// Series of the disks; those of the VMD's own vectors have an empty label.
 fn of_disks(sample: &Sample) -> bool {
@@ -212,7 +219,7 @@ impl Run {
             device_cqes_skipped: device(vmd_device::Counters::cqes_skipped)?,
             device_msis: device(vmd_device::Counters::msis)?,
             unassigned_runs: daemon.required(UNASSIGNED, any)?,
-            probe_missed: daemon.events(MISSED, any)?,
+            probe_missed: daemon.events(MISSED, not_of_bios)?,
             prometheus_completions: stored.completions()?,
             prometheus_scrapes_between: scrapes.saturating_sub(2),
             prometheus_scrapes_failed: failed,

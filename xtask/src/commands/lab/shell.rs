@@ -96,7 +96,7 @@ impl Args {
             native_disks: self.native_disks,
             controllers: self.ids.iter().enumerate().map(controller).collect(),
             kernel_arguments: self.kernel_arguments.clone(),
-            files: bpftrace.map(files).unwrap_or_default(),
+            files: bpftrace.map(GuestFile::of_program).unwrap_or_default(),
             counts_instructions: self.icount,
             modules: MODULES
                 .into_iter()
@@ -108,26 +108,6 @@ impl Args {
             ..GuestConfig::default()
         }
     }
-}
-
-/// A program and its libraries, where they have to be in the guest.
-fn files(program: &Program) -> Vec<GuestFile> {
-    let name = program.path.file_name().unwrap_or_default();
-    let itself = (
-        program.path.clone(),
-        format!("/bin/{}", name.to_string_lossy()),
-    );
-    program
-        .loader_and_libraries
-        .iter()
-        .cloned()
-        .chain([itself])
-        .map(|(on_host, in_guest)| GuestFile {
-            on_host,
-            in_guest,
-            mode: 0o755,
-        })
-        .collect()
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
