@@ -16,7 +16,7 @@ use vmdtrace_common::{
 
 use crate::maps::{
     BANKS, CELLS, LINES, LOSS_TOTALS, LOSSES, MSI_TOTALS, NAMES, OPERATIONS, PENDING_ENDS, PLACES,
-    REQUEST_LAYOUT, SAMPLES, TIMING_OUT,
+    REQUEST_LAYOUT, SAMPLES, TIMING_OUT, VMD_IRQ_CALLS,
 };
 
 // Set by the loader from the running kernel's BTF and kallsyms.
@@ -186,6 +186,15 @@ pub(crate) fn cell(slot: u32) -> Option<&'static mut LineCell> {
     let cell = CELLS.get_ptr_mut(slot)?;
     // SAFETY: as above; a slot belongs to one interrupt number.
     Some(unsafe { &mut *cell })
+}
+
+/// Calls of vmd_irq for an interrupt number.
+#[inline(always)]
+pub(crate) fn vmd_irq_calls(irq: u32) -> Option<&'static mut u64> {
+    let calls = VMD_IRQ_CALLS.get_ptr_mut(irq)?;
+    // SAFETY: an element of a map lives as long as the program; the kernel runs
+    // one number's handlers on one CPU at a time.
+    Some(unsafe { &mut *calls })
 }
 
 #[inline(always)]

@@ -19,6 +19,7 @@ mod kernel;
 mod loss;
 mod maps;
 mod msi;
+mod self_test;
 
 /// Lets the kernel's GPL-only helpers be called.
 #[unsafe(link_section = "license")]

@@ -90,3 +90,8 @@ pub(crate) static BIO_CALLS: Array<BioCall, { CALLS as usize }> = Array::new();
 /// `vmdtrace_common::bio::regime`: one word.
 #[btf_map]
 pub(crate) static BIO_REGIMES: Array<u64, 1, MAPPED> = Array::new();
+
+/// Calls of vmd_irq by interrupt number, for the self-test: of one element where
+/// that is not run.
+#[btf_map]
+pub(crate) static VMD_IRQ_CALLS: Array<u64, 1, MAPPED> = Array::new();

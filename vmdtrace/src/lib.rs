@@ -5,6 +5,7 @@
 //! ```text
 //! probes/  eBPF programs and their maps -> Counters --\
 //! host/    /sys and /proc               -> Topology --+-> snapshot/  Snapshot -> metrics/  Prometheus families
+//!                                                                             |-> diagnose/ findings, from two Snapshots
 //!                                                                             \-> commands/ what a person reads
 //! ```
 //!
@@ -16,6 +17,7 @@
 
 pub mod cli;
 pub mod commands;
+pub mod diagnose;
 pub mod host;
 pub mod logging;
 pub mod metrics;

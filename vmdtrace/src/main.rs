@@ -4,7 +4,7 @@ use std::{process::ExitCode, sync::Arc};
 
 use clap::Parser as _;
 use vmdtrace::cli::{Cli, Command};
-use vmdtrace::commands::{record, replay, serve, topology};
+use vmdtrace::commands::{compare, diagnose, doctor, record, replay, serve, topology};
 use vmdtrace::logging;
 use vmdtrace::snapshot::live::Live;
 
@@ -19,6 +19,11 @@ fn main() -> ExitCode {
             .and_then(|()| record::run(args, |options| Ok(Arc::new(Live::open(options)?))))
             .map(ExitCode::from),
         Command::Replay(args) => replay::run(args).map(done),
+        Command::Diagnose(args) => logging::start(logging::Level::Warn, logging::Format::Text)
+            .and_then(|()| diagnose::run(args, |options| Ok(Arc::new(Live::open(options)?))))
+            .map(done),
+        Command::Compare(args) => compare::run(&args).map(done),
+        Command::Doctor(args) => doctor::run(&args, Live::open),
     };
     match result {
         Ok(code) => code,

@@ -148,6 +148,42 @@ fn topology_needs_no_privilege(program: &Program) {
     assert_eq!(topology.disks.len(), root_sees.disks.len());
 }
 
+fn doctor_says_what_it_cannot_see(program: &Program) {
+    let json = program.run(&["doctor", "--output=json", "--self-test"]);
+    assert_eq!(json.code, Some(2), "{}", json.stderr);
+    assert_eq!(json.stderr, "");
+    let report: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(report["exit_status"], 2);
+    let probes = report["probes"].as_array().unwrap();
+    assert!(!probes.is_empty());
+    for probe in probes {
+        assert_eq!(probe["state"], "blocked", "{probe:#}");
+        for part in ["CAP_BPF", "CAP_PERFMON"] {
+            assert!(
+                probe["remedy"].as_str().unwrap().contains(part),
+                "{probe:#}"
+            );
+        }
+    }
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let check = |id: &str| {
+        let checks = report["checks"].as_array().unwrap().iter();
+        let found = checks.clone().find(|it| it["id"] == id);
+        found.unwrap_or_else(|| panic!("no {id}: {report:#}"))
+    };
+    assert_eq!(check("kernel.release")["found"], release.trim());
+    assert_eq!(check("process.capabilities")["state"], "blocking");
+    for test in report["self_test"]["checks"].as_array().unwrap() {
+        assert_eq!(test["outcome"], "not-measured", "{test:#}");
+    }
+
+    let text = program.run(&["doctor"]);
+    assert_eq!(text.code, Some(2), "{}", text.stderr);
+    for part in ["blocked", "CAP_BPF", "Interrupts are not accounted"] {
+        assert!(text.stdout.contains(part), "{part}: {}", text.stdout);
+    }
+}
+
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // The runs share the files of their output.
@@ -175,6 +211,10 @@ fn main() -> ExitCode {
     let trials = vec![
         trial("serve_names_what_is_missing", serve_names_what_is_missing),
         trial("topology_needs_no_privilege", topology_needs_no_privilege),
+        trial(
+            "doctor_says_what_it_cannot_see",
+            doctor_says_what_it_cannot_see,
+        ),
     ];
     libtest_mimic::run(&arguments, trials).exit_code()
 }

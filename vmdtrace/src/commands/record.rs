@@ -18,7 +18,8 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{self, SignalKind};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
-use super::serve::{directory, follow_uevents, log_host};
+use super::directory;
+use super::serve::{follow_uevents, log_host};
 use crate::host::Roots;
 use crate::snapshot::Detail;
 use crate::snapshot::recording::{Header, Writer};

@@ -63,11 +63,11 @@ pub struct Args {
     no_kprobes: bool,
 
     /// Where sysfs is mounted.
-    #[arg(long = "path.sysfs", value_name = "DIR", default_value = "/sys", value_parser = directory)]
+    #[arg(long = "path.sysfs", value_name = "DIR", default_value = "/sys", value_parser = super::directory)]
     sysfs: PathBuf,
 
     /// Where procfs is mounted.
-    #[arg(long = "path.procfs", value_name = "DIR", default_value = "/proc", value_parser = directory)]
+    #[arg(long = "path.procfs", value_name = "DIR", default_value = "/proc", value_parser = super::directory)]
     procfs: PathBuf,
 
     /// Least severe log records to write.
@@ -82,14 +82,6 @@ pub struct Args {
         default_value_t
     )]
     log_format: logging::Format,
-}
-
-pub(super) fn directory(text: &str) -> Result<PathBuf, String> {
-    match std::fs::metadata(text) {
-        Ok(metadata) if metadata.is_dir() => Ok(PathBuf::from(text)),
-        Ok(_) => Err("not a directory".to_owned()),
-        Err(error) => Err(error.to_string()),
-    }
 }
 
 /// Runs until SIGTERM or Ctrl-C. `open` loads and attaches the probes; its

@@ -3,12 +3,11 @@
 
 mod text;
 
-use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use clap::ValueEnum;
 
+use super::output::{Output, print};
 use crate::host::topology::Topology;
 use crate::host::{self, Roots};
 use crate::snapshot::recording::{Ending, ReadError, Reader};
@@ -30,14 +29,6 @@ pub struct Args {
     procfs: PathBuf,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Output {
-    /// For people, 100 columns wide
-    Text,
-    /// For programs: the whole topology as one object
-    Json,
-}
-
 /// Reads the host and prints it to standard output.
 ///
 /// # Errors
@@ -54,12 +45,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 + "\n"
         }
     };
-    let mut out = io::stdout().lock();
-    match out.write_all(shown.as_bytes()).and_then(|()| out.flush()) {
-        // The reader (`head`, a pager) has seen enough.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        result => result.context("cannot write to standard output"),
-    }
+    print(&shown)
 }
 
 fn read(args: &Args) -> anyhow::Result<Topology> {

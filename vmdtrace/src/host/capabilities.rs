@@ -11,10 +11,12 @@ const INITIAL_USER_NAMESPACE: &str = "user:[4026531837]";
 /// A capability that loading and attaching eBPF programs may need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capability {
-    /// Anything the two below are not enough for, and all of it before 5.8.
+    /// Anything CAP_BPF and CAP_PERFMON are not enough for, and all of it before 5.8.
     SysAdmin,
     /// Raising the locked-memory limit, which charges maps before 5.11.
     SysResource,
+    /// Seeing the kernel's addresses in /proc/kallsyms.
+    Syslog,
     /// Reading the kernel's memory and attaching to its tracepoints (5.8).
     Perfmon,
     /// Creating maps and loading programs (5.8).
@@ -28,6 +30,7 @@ impl Capability {
         match self {
             Self::SysAdmin => "CAP_SYS_ADMIN",
             Self::SysResource => "CAP_SYS_RESOURCE",
+            Self::Syslog => "CAP_SYSLOG",
             Self::Perfmon => "CAP_PERFMON",
             Self::Bpf => "CAP_BPF",
         }
@@ -38,6 +41,7 @@ impl Capability {
         match self {
             Self::SysAdmin => 21,
             Self::SysResource => 24,
+            Self::Syslog => 34,
             Self::Perfmon => 38,
             Self::Bpf => 39,
         }
@@ -66,7 +70,7 @@ impl Capabilities {
     pub fn missing(self, wanted: &[Capability]) -> Vec<Capability> {
         let covered = |capability| match capability {
             Capability::Bpf | Capability::Perfmon => self.has(Capability::SysAdmin),
-            Capability::SysAdmin | Capability::SysResource => false,
+            Capability::SysAdmin | Capability::SysResource | Capability::Syslog => false,
         };
         wanted
             .iter()

@@ -8,7 +8,9 @@ mod action;
 pub mod activity;
 mod block_settings;
 mod capabilities;
+mod containment;
 mod controllers;
+mod counts;
 mod disks;
 mod files;
 #[cfg(test)]
@@ -22,20 +24,28 @@ mod number_list;
 mod pci;
 mod places;
 mod printable;
+mod security;
+mod settings;
 #[cfg(test)]
 mod tests;
 pub mod topology;
+mod tracing_files;
 mod vmd_ids;
 
 use std::path::PathBuf;
 
 pub use action::Action;
 pub use capabilities::{Capabilities, Capability, capabilities};
+pub use containment::Containment;
+pub use counts::{PossibleCpus, line_count};
 pub use index::{LineOwner, TopologyIndex};
 pub use irqs::max_irq;
 pub use number_list::{NumberList, NumberListError, possible_cpus};
 pub use places::cpu_places;
 pub use printable::printable;
+pub use security::{Lockdown, Security};
+pub use settings::Settings;
+pub use tracing_files::TracingFiles;
 pub use vmd_ids::{VmdId, vmd_id};
 
 use files::Files;
@@ -70,6 +80,24 @@ pub enum HostError {
     /// It was read, but not understood.
     #[error("{}: {what}", path.display())]
     Nonsense { path: PathBuf, what: String },
+}
+
+/// What one file says: none where there is no such file.
+pub type Fact<T> = Result<Option<T>, HostError>;
+
+/// What the file says as `parse` understands it; `wanted` names what it should be.
+fn fact<T>(path: PathBuf, wanted: &str, parse: impl FnOnce(&str) -> Option<T>) -> Fact<T> {
+    match files::read_text(&path) {
+        Ok(text) => match parse(&text) {
+            Some(value) => Ok(Some(value)),
+            None => Err(HostError::Nonsense {
+                path,
+                what: format!("{} is not {wanted}", files::quoted(&text)),
+            }),
+        },
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(HostError::Unreadable { path, source }),
+    }
 }
 
 /// Reads all VMD controllers and NVMe disks.

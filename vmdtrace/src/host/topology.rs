@@ -310,6 +310,15 @@ pub struct Machine {
     pub irqbalance: Option<bool>,
 }
 
+impl Machine {
+    /// Whether it is a domain of Xen, the first one included.
+    #[must_use]
+    pub fn is_xen(&self) -> bool {
+        let hypervisor = self.hypervisor.as_deref();
+        hypervisor.is_some_and(|name| name.trim().eq_ignore_ascii_case("xen"))
+    }
+}
+
 /// A NUMA node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NumaNode {

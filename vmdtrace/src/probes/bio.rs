@@ -6,7 +6,7 @@ use aya::EbpfLoader;
 use super::{
     btf::{Btf, BtfError},
     hook::Hook,
-    kernel::Symbols,
+    kernel::{Missing, Symbols},
     programs::{Attachment, Spec},
 };
 use crate::snapshot::{
@@ -72,8 +72,8 @@ pub struct BioLayout {
     fs_bio_set: u64,
     blkdev_dio_pool: u64,
     /// Why a CPU's part of a per-CPU variable cannot be found, if so.
-    per_cpu_offset: Result<(), String>,
-    preempt_count: Result<PreemptCount, String>,
+    per_cpu_offset: Result<(), Missing>,
+    preempt_count: Result<PreemptCount, Missing>,
 }
 
 impl BioLayout {
@@ -154,7 +154,7 @@ impl BioLayout {
     ///
     /// # Errors
     /// The reason.
-    pub fn context(&self) -> Result<(), String> {
+    pub fn context(&self) -> Result<(), Missing> {
         self.per_cpu_offset.clone()?;
         self.preempt_count
             .as_ref()
@@ -192,12 +192,14 @@ fn cache(btf: &Btf<'_>) -> Result<Option<Cache>, BtfError> {
     }))
 }
 
-fn preempt_count(btf: &Btf<'_>, symbols: &Symbols) -> Result<PreemptCount, String> {
+fn preempt_count(btf: &Btf<'_>, symbols: &Symbols) -> Result<PreemptCount, Missing> {
     if btf
         .member_offset("task_struct", "softirq_disable_cnt")
         .is_ok()
     {
-        return Err("this kernel (PREEMPT_RT) counts softirqs by task".to_owned());
+        return Err("this kernel (PREEMPT_RT) counts softirqs by task"
+            .to_owned()
+            .into());
     }
     let symbol = preempt_count_symbol(btf);
     let base = symbols.address(symbol).ok_or_else(|| {
@@ -264,12 +266,12 @@ pub fn programs(layout: &Result<BioLayout, String>) -> Vec<Attachment> {
     // Where the caches cannot be read, no call can be told. A refusal by the
     // kernel is the better reason.
     let readable = match (&layout.cache, &layout.per_cpu_offset) {
-        (Some(_), Err(reason)) => Err(reason),
+        (Some(_), Err(missing)) => Err(missing),
         _ => Ok(()),
     };
     let calls = calls.into_iter().map(|spec| match readable {
         Ok(()) => Attachment::new(spec),
-        Err(reason) => Attachment::unless_refused(spec, ProbeState::Unsupported, reason),
+        Err(Missing { state, reason }) => Attachment::unless_refused(spec, *state, reason),
     });
     calls
         .chain(others.into_iter().map(Attachment::new))
@@ -350,14 +352,14 @@ mod tests {
     fn a_context_needs_both_its_parts() {
         assert_eq!(LAYOUT.context(), Ok(()));
         let hidden = BioLayout {
-            per_cpu_offset: Err("hidden".to_owned()),
+            per_cpu_offset: Err("hidden".to_owned().into()),
             ..LAYOUT
         };
-        assert_eq!(hidden.context(), Err("hidden".to_owned()));
+        assert_eq!(hidden.context(), Err("hidden".to_owned().into()));
         let realtime = BioLayout {
-            preempt_count: Err("by task".to_owned()),
+            preempt_count: Err("by task".to_owned().into()),
             ..LAYOUT
         };
-        assert_eq!(realtime.context(), Err("by task".to_owned()));
+        assert_eq!(realtime.context(), Err("by task".to_owned().into()));
     }
 }

@@ -92,12 +92,6 @@ impl Hook {
         const EACCES: i32 = nix::errno::Errno::EACCES as i32;
         const EBUSY: i32 = nix::errno::Errno::EBUSY as i32;
         const ENOTSUPP: i32 = 524;
-        let loading = error.chain().any(|cause| {
-            matches!(
-                cause.downcast_ref::<ProgramError>(),
-                Some(ProgramError::LoadError { .. })
-            )
-        });
         match (self, errno(error)) {
             (Self::RawTracepoint { module }, Some(ENOENT)) => match module {
                 Some(module) if !roots.sysfs.join("module").join(module).exists() => (
@@ -122,7 +116,9 @@ impl Hook {
                 )
             }
             // The verifier's EACCES is about our code, not about permission.
-            (_, Some(EACCES)) if loading => (ProbeState::Broken, format!("{error:#}")),
+            (_, Some(EACCES)) if is_of_verifier(error) => {
+                (ProbeState::Broken, format!("{error:#}"))
+            }
             (_, Some(EPERM | EACCES)) => (
                 ProbeState::Blocked,
                 format!(
@@ -193,7 +189,32 @@ fn find<'a>(ebpf: &'a mut Ebpf, program: &str) -> anyhow::Result<&'a mut Program
         .ok_or_else(|| anyhow::anyhow!("the eBPF object has no such program"))
 }
 
-fn errno(error: &anyhow::Error) -> Option<i32> {
+/// Whether permission was refused, by the kernel itself or a security module.
+#[must_use]
+pub(super) fn is_refusal(error: &anyhow::Error) -> bool {
+    const EPERM: i32 = nix::errno::Errno::EPERM as i32;
+    const EACCES: i32 = nix::errno::Errno::EACCES as i32;
+    match errno(error) {
+        Some(EPERM) => true,
+        Some(EACCES) => !is_of_verifier(error),
+        _ => false,
+    }
+}
+
+/// Whether the verifier said something: a security module that refuses the same
+/// call (SELinux with EACCES, too) leaves its log empty.
+fn is_of_verifier(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        matches!(
+            cause.downcast_ref::<ProgramError>(),
+            Some(ProgramError::LoadError { verifier_log, .. })
+                if !verifier_log.to_string().trim().is_empty()
+        )
+    })
+}
+
+/// The system call's error number.
+pub(super) fn errno(error: &anyhow::Error) -> Option<i32> {
     error
         .chain()
         .find_map(|cause| match cause.downcast_ref::<io::Error>() {
@@ -201,6 +222,7 @@ fn errno(error: &anyhow::Error) -> Option<i32> {
             None => match cause.downcast_ref::<ProgramError>() {
                 Some(ProgramError::SyscallError(error)) => error.io_error.raw_os_error(),
                 Some(ProgramError::LoadError { io_error, .. }) => io_error.raw_os_error(),
+                Some(ProgramError::IOError(error)) => error.raw_os_error(),
                 _ => None,
             },
         })

@@ -12,7 +12,7 @@ use super::{
     bio::{self, BioLayout},
     btf::{Btf, BtfError},
 };
-use crate::host::Roots;
+use crate::{host::Roots, snapshot::ProbeState};
 
 /// Where the kernel keeps each CPU's count of interrupts (`kstat.irqs_sum`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,19 +50,37 @@ pub struct InterruptLayout {
     pub driver_name: u32,
 }
 
+/// Why a fact of the kernel cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// Unsupported, or blocked where the kernel has it and does not show it.
+    pub state: ProbeState,
+    pub reason: String,
+}
+
+impl From<String> for Missing {
+    /// The kernel has no such thing.
+    fn from(reason: String) -> Self {
+        Self {
+            state: ProbeState::Unsupported,
+            reason,
+        }
+    }
+}
+
 /// Layout and addresses. What cannot be had carries the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelLayout {
     /// Offset of `name` in `struct irqaction`.
     pub action_name: Result<u32, String>,
     /// Address of `__per_cpu_offset[]`.
-    pub per_cpu_offset: Result<u64, String>,
-    pub interrupt_count: Result<InterruptCount, String>,
+    pub per_cpu_offset: Result<u64, Missing>,
+    pub interrupt_count: Result<InterruptCount, Missing>,
     pub bio: Result<BioLayout, String>,
     pub interrupts: Result<InterruptLayout, String>,
-    pub submitter: Result<Submitter, String>,
+    pub submitter: Result<Submitter, Missing>,
     /// Offset of `start_time_ns` in `struct request`.
-    pub request_start: Result<u32, String>,
+    pub request_start: Result<u32, Missing>,
 }
 
 impl KernelLayout {
@@ -93,10 +111,10 @@ impl KernelLayout {
             }
             Err(reason) => Self {
                 action_name: Err(reason.clone()),
-                per_cpu_offset: Err(reason.clone()),
-                interrupt_count: Err(reason.clone()),
-                submitter: Err(reason.clone()),
-                request_start: Err(reason.clone()),
+                per_cpu_offset: Err(reason.clone().into()),
+                interrupt_count: Err(reason.clone().into()),
+                submitter: Err(reason.clone().into()),
+                request_start: Err(reason.clone().into()),
                 interrupts: Err(reason.clone()),
                 bio: Err(reason),
             },
@@ -106,7 +124,7 @@ impl KernelLayout {
     fn find(btf: &Btf<'_>, symbols: &Symbols) -> Self {
         let offset = |structure: &str, member: &str| {
             btf.member_offset(structure, member)
-                .map_err(|error: BtfError| error.to_string())
+                .map_err(|error: BtfError| Missing::from(error.to_string()))
         };
         let interrupt_count = || {
             let irqs_sum = offset("kernel_stat", "irqs_sum")?;
@@ -119,11 +137,11 @@ impl KernelLayout {
             })
         };
         Self {
-            action_name: offset("irqaction", "name"),
+            action_name: offset("irqaction", "name").map_err(|missing| missing.reason),
             per_cpu_offset: symbols.per_cpu_offset(),
             interrupt_count: interrupt_count(),
             bio: BioLayout::read(btf, symbols),
-            interrupts: interrupts(offset),
+            interrupts: interrupts(btf).map_err(|error| error.to_string()),
             submitter: offset("request", "mq_ctx").and_then(|request_ctx| {
                 let ctx_cpu = offset("blk_mq_ctx", "cpu")?;
                 Ok(Submitter {
@@ -136,9 +154,8 @@ impl KernelLayout {
     }
 }
 
-fn interrupts(
-    offset: impl Fn(&str, &str) -> Result<u32, String>,
-) -> Result<InterruptLayout, String> {
+fn interrupts(btf: &Btf<'_>) -> Result<InterruptLayout, BtfError> {
+    let offset = |structure, member| btf.member_offset(structure, member);
     Ok(InterruptLayout {
         data_domain: offset("irq_data", "domain")?,
         data_parent: offset("irq_data", "parent_data")?,
@@ -224,26 +241,27 @@ impl Symbols {
     ///
     /// # Errors
     /// Why it is not known, and with it no other.
-    pub fn per_cpu_offset(&self) -> Result<u64, String> {
+    pub fn per_cpu_offset(&self) -> Result<u64, Missing> {
         if let Some(failure) = &self.failure {
-            return Err(failure.clone());
+            return Err(failure.clone().into());
         }
         match self.addresses.get(PER_CPU_OFFSET) {
-            Some(0) => Err(
-                "/proc/kallsyms: addresses are hidden: CAP_SYSLOG and kernel.kptr_restrict below 2 \
-                 are needed"
+            Some(0) => Err(Missing {
+                state: ProbeState::Blocked,
+                reason: "/proc/kallsyms: addresses are hidden: CAP_SYSLOG and \
+                         kernel.kptr_restrict below 2 are needed"
                     .to_owned(),
-            ),
+            }),
             Some(address) => Ok(*address),
             None => Err(not_listed(PER_CPU_OFFSET)),
         }
     }
 }
 
-fn not_listed(name: &str) -> String {
-    format!(
+fn not_listed(name: &str) -> Missing {
+    Missing::from(format!(
         "/proc/kallsyms: {name} is not listed: the kernel must be built with CONFIG_KALLSYMS_ALL"
-    )
+    ))
 }
 
 #[cfg(test)]
@@ -273,20 +291,26 @@ mod tests {
             hidden
                 .per_cpu_offset()
                 .unwrap_err()
+                .reason
                 .contains("kptr_restrict")
         );
+        let state = |symbols: &Symbols| symbols.per_cpu_offset().unwrap_err().state;
+        assert_eq!(state(&hidden), ProbeState::Blocked);
         let missing = find("ffffffff81000000 T _stext\n");
         assert!(
             missing
                 .per_cpu_offset()
                 .unwrap_err()
+                .reason
                 .contains("KALLSYMS_ALL")
         );
+        assert_eq!(state(&missing), ProbeState::Unsupported);
         let unreadable = Symbols::read(Path::new("/nonexistent"), &[KSTAT]);
         assert!(
             unreadable
                 .per_cpu_offset()
                 .unwrap_err()
+                .reason
                 .contains("/nonexistent")
         );
     }

@@ -15,6 +15,7 @@
 //! - [`mapped`]: arrays mapped into this process.
 //! - [`messages`]: the programs' rare messages, to the log.
 //! - [`threads`]: whether handlers only wake a thread.
+//! - [`vmd_irq`]: a kprobe that only the self-test uses.
 //! - [`privileges`], [`fdinfo`]: what we may do, and what the kernel skipped.
 
 pub mod bio;
@@ -37,5 +38,6 @@ pub mod requests;
 pub mod threads;
 pub mod tracefs;
 pub mod tracer;
+pub mod vmd_irq;
 
 pub use tracer::{LoadError, Options, Sizes, Tracer};

@@ -185,6 +185,12 @@ impl Attachment {
         self.spec.name
     }
 
+    /// As the probe list shows it.
+    #[must_use]
+    pub fn mechanism(&self) -> &'static str {
+        self.spec.hook.mechanism()
+    }
+
     #[must_use]
     pub fn is_attached(&self) -> bool {
         self.state == ProbeState::Attached

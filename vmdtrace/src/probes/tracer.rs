@@ -22,8 +22,8 @@ use vmdtrace_common::{
 use super::{
     bio::{self, BioLayout},
     counts::{bio_counts, cpu_counts, line_counts, sample_counts},
-    hook::Hook,
-    kernel::{InterruptLayout, KernelLayout},
+    hook::{self, Hook},
+    kernel::{InterruptLayout, KernelLayout, Missing},
     losses::{self, LossesByName},
     mapped::MappedArray,
     msi::{self, OperationsByName},
@@ -33,7 +33,7 @@ use super::{
     programs::{Attachment, HANDLER_PROGRAMS, Kprobes, PROGRAMS, Spec},
     requests, threads,
 };
-use crate::host::{HostError, Roots};
+use crate::host::{HostError, Lockdown, Roots};
 use crate::snapshot::{
     Counters, DiskSamples, Losses, MsiCounts, Probe, ProbeState, SampleCounts,
     probes::{
@@ -129,6 +129,39 @@ pub enum LoadError {
     },
 }
 
+impl LoadError {
+    /// The state this leaves every probe in.
+    #[must_use]
+    pub fn state(&self) -> ProbeState {
+        match self {
+            Self::Privileges(_) | Self::Lockdown => ProbeState::Blocked,
+            Self::Layout(_) => ProbeState::Unsupported,
+            Self::Load(source) | Self::Map { source, .. } | Self::Program { source, .. } => {
+                if hook::is_refusal(source) {
+                    ProbeState::Blocked
+                } else {
+                    ProbeState::Broken
+                }
+            }
+            Self::NoObject | Self::Host(_) | Self::Names(_) => ProbeState::Broken,
+        }
+    }
+}
+
+/// The probes as they are where nothing could be loaded on a kernel of this layout.
+#[must_use]
+pub fn unloaded(error: &LoadError, layout: &KernelLayout) -> Vec<Probe> {
+    let programs = PROGRAMS.map(Attachment::new).into_iter();
+    programs
+        .chain(bio::programs(&layout.bio))
+        .map(|one| (one.name(), one.mechanism()))
+        .chain(CAPABILITIES)
+        .map(|(name, mechanism)| {
+            capability(name, mechanism, (error.state(), Some(error.to_string())))
+        })
+        .collect()
+}
+
 /// Is run, never attached.
 const ARM: Spec = Spec {
     name: "arm",
@@ -152,11 +185,11 @@ pub struct Tracer {
     bio_layout: Result<BioLayout, String>,
     options: Options,
     /// Why repeated runs cannot be told, if so.
-    repeats_unknown: Option<String>,
+    repeats_unknown: Option<Missing>,
     /// Why it cannot be told where completions land, if so.
-    placement_unknown: Option<String>,
+    placement_unknown: Option<Missing>,
     /// Why times of completions cannot be sampled, if so.
-    starts_unknown: Option<String>,
+    starts_unknown: Option<Missing>,
     attached: RwLock<Attached>,
 }
 
@@ -203,7 +236,11 @@ impl Tracer {
     fn load_checked(object: &[u8], table: &NameTable, options: Options) -> Result<Self, LoadError> {
         let layout = KernelLayout::read(&options.roots);
         let action_name = layout.action_name.map_err(LoadError::Layout)?;
-        if lockdown_is_confidentiality(&options.roots) {
+        // Without securityfs the kernel's own refusal has to do.
+        if matches!(
+            Lockdown::read(&options.roots),
+            Ok(Some(Lockdown::Confidentiality))
+        ) {
             return Err(LoadError::Lockdown);
         }
         // Kernels before 5.11 charge maps to this limit; later ones do not need it.
@@ -500,9 +537,9 @@ impl Tracer {
             .iter()
             .map(|one| one.probe(&attached.ebpf, &self.options.roots))
             .collect();
-        let supported = |unknown: &Option<String>| match unknown {
+        let supported = |unknown: &Option<Missing>| match unknown {
             None => (ProbeState::Attached, None),
-            Some(reason) => (ProbeState::Unsupported, Some(reason.clone())),
+            Some(Missing { state, reason }) => (*state, Some(reason.clone())),
         };
         let timed = |otherwise| match self.options.level {
             Level::Timing => otherwise,
@@ -517,29 +554,17 @@ impl Tracer {
         };
         let context = match &self.bio_layout {
             Ok(layout) => layout.context().err(),
-            Err(reason) => Some(reason.clone()),
+            Err(reason) => Some(reason.clone().into()),
         };
-        let none = (ProbeState::Attached, None);
-        for (name, mechanism, state) in [
-            (
-                REPEATED_RUNS,
-                "kstat.irqs_sum",
-                supported(&self.repeats_unknown),
-            ),
-            (HANDLER_TIME, "bpf_ktime_get_ns", timed(none)),
-            (
-                PLACEMENT,
-                "request.mq_ctx",
-                supported(&self.placement_unknown),
-            ),
-            (
-                COMPLETION_TIMES,
-                "request.start_time_ns",
-                timed(supported(&self.starts_unknown)),
-            ),
-            (HANDLER_COMPLETIONS, "nvme_sq", in_handlers),
-            (BIO_CONTEXT, "preempt_count", supported(&context)),
-        ] {
+        let states = [
+            supported(&self.repeats_unknown),
+            timed((ProbeState::Attached, None)),
+            supported(&self.placement_unknown),
+            timed(supported(&self.starts_unknown)),
+            in_handlers,
+            supported(&context),
+        ];
+        for ((name, mechanism), state) in CAPABILITIES.into_iter().zip(states) {
             probes.push(capability(name, mechanism, state));
         }
         probes
@@ -578,11 +603,21 @@ fn check(options: &Options) -> Result<Box<NameTable>, LoadError> {
     }
 }
 
+/// What is in the probe list without a hook of its own, and by what it is told.
+const CAPABILITIES: [(&str, &str); 6] = [
+    (REPEATED_RUNS, "kstat.irqs_sum"),
+    (HANDLER_TIME, "bpf_ktime_get_ns"),
+    (PLACEMENT, "request.mq_ctx"),
+    (COMPLETION_TIMES, "request.start_time_ns"),
+    (HANDLER_COMPLETIONS, "nvme_sq"),
+    (BIO_CONTEXT, "preempt_count"),
+];
+
 /// What is known, or else why not.
-fn known<T>(fact: Result<T, String>) -> (Option<T>, Option<String>) {
+fn known<T>(fact: Result<T, Missing>) -> (Option<T>, Option<Missing>) {
     match fact {
         Ok(value) => (Some(value), None),
-        Err(reason) => (None, Some(reason)),
+        Err(missing) => (None, Some(missing)),
     }
 }
 
@@ -596,14 +631,6 @@ fn capability(name: &str, mechanism: &str, (state, reason): (ProbeState, Option<
         missed_runs: None,
         runs: None,
     }
-}
-
-/// Whether lockdown forbids what every program here does: the file names all
-/// modes and puts the one in force in brackets (security/lockdown/lockdown.c).
-/// Without securityfs the kernel's own refusal has to do.
-fn lockdown_is_confidentiality(roots: &Roots) -> bool {
-    std::fs::read_to_string(roots.sysfs.join("kernel/security/lockdown"))
-        .is_ok_and(|modes| modes.contains("[confidentiality]"))
 }
 
 fn run_once(ebpf: &Ebpf, name: &str, args: RawTracePointRunOptions) -> anyhow::Result<()> {
@@ -648,30 +675,41 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_was_not_loaded_is_listed_with_the_reason() {
+        let layout = KernelLayout::read(&Roots {
+            sysfs: "/nonexistent".into(),
+            procfs: "/nonexistent".into(),
+        });
+        let blocked = unloaded(&LoadError::Privileges("CAP_BPF".to_owned()), &layout);
+        let bios = bio::programs(&layout.bio).len();
+        assert_eq!(blocked.len(), PROGRAMS.len() + bios + CAPABILITIES.len());
+        for probe in &blocked {
+            assert_eq!(probe.state, ProbeState::Blocked, "{probe:?}");
+            assert!(probe.reason.as_deref().unwrap().contains("CAP_BPF"));
+        }
+        let state = |error: LoadError| error.state();
+        assert_eq!(state(LoadError::Lockdown), ProbeState::Blocked);
+        assert_eq!(state(LoadError::NoObject), ProbeState::Broken);
+        assert_eq!(
+            state(LoadError::Layout(String::new())),
+            ProbeState::Unsupported
+        );
+        for (errno, expected) in [
+            (1, ProbeState::Blocked),
+            (13, ProbeState::Blocked),
+            (12, ProbeState::Broken),
+        ] {
+            let source = std::io::Error::from_raw_os_error(errno).into();
+            assert_eq!(state(LoadError::Load(source)), expected, "{errno}");
+        }
+    }
+
+    #[test]
     fn maps_stay_small_on_the_largest_host_we_plan_for() {
         // 8 VMDs of 64 vectors, 24 disks each with 257 lines, 256 CPUs, and 2,000 other lines.
         let lines = 8 * (64 + 24 * 257) + 2_000;
         let sizes = Sizes::for_host(256, lines);
         assert!(sizes.slots > lines && sizes.interrupts > lines);
         assert!(sizes.bytes() < 16 << 20, "{} bytes", sizes.bytes());
-    }
-
-    #[test]
-    fn lockdown_is_told_by_the_mode_in_force() {
-        let sysfs = tempfile::tempdir().unwrap();
-        let roots = Roots {
-            sysfs: sysfs.path().to_owned(),
-            ..Roots::default()
-        };
-        assert!(!lockdown_is_confidentiality(&roots), "no securityfs");
-        std::fs::create_dir_all(sysfs.path().join("kernel/security")).unwrap();
-        for (modes, expected) in [
-            ("none integrity [confidentiality]\n", true),
-            ("none [integrity] confidentiality\n", false),
-            ("[none] integrity confidentiality\n", false),
-        ] {
-            std::fs::write(sysfs.path().join("kernel/security/lockdown"), modes).unwrap();
-            assert_eq!(lockdown_is_confidentiality(&roots), expected, "{modes}");
-        }
     }
 }

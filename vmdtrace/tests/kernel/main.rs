@@ -9,6 +9,7 @@
 )]
 
 mod disk_line;
+mod doctor;
 mod fixture;
 mod streams;
 mod uevents;
@@ -84,6 +85,10 @@ fn main() -> ExitCode {
         kernel_test(
             "the_disk_line_agrees_with_the_kernel",
             disk_line::agrees_with_the_kernel,
+        ),
+        kernel_test(
+            "doctor_tells_the_probes_as_they_are",
+            doctor::tells_the_probes,
         ),
         Trial::ignorable_test(
             "uevents_of_a_burst_arrive_as_one_change",

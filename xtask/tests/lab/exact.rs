@@ -12,12 +12,12 @@ use libtest_mimic::Trial;
 use vmd_device::{Config, DeviceId, FirstBus, Mode, Service};
 use xtask_lab::{
     Artifacts, GuestCommand, GuestConfig, GuestDisk, Iommu, Sample, Verified, Verify,
-    disk_of_action, is_vmd_action, native_serial,
+    disk_of_action, experiment, is_vmd_action, native_serial,
 };
 use xtask_setup::KERNELS;
 
-use crate::kernel_test;
 use crate::server::{PATIENCE, Readings, Server, by_irq, compare_lines, completions};
+use crate::{doctor, kernel_test};
 
 const DISKS: u8 = 2;
 const READS: u64 = 300;
@@ -495,10 +495,11 @@ fn measure(server: &Server, kernel: &str, kind: &Kind, vmds: &[Vmd]) -> Vec<Row>
         "vmdtrace_handler_resent_total",
         "vmdtrace_lost_frames_total",
     ] {
-        // Not every kernel counts what its probes missed. Those of bios may be
-        // interrupted by themselves.
+        // Not every kernel counts what its probes missed.
         let of = |readings: &Readings| {
-            let wanted = |sample: &Sample| !sample.label("probe").starts_with("bio_");
+            let wanted = |sample: &Sample| {
+                sample.label("probe").is_empty() || experiment::counts_interrupts(sample)
+            };
             readings.daemon.sum(metric, wanted)
         };
         if of(&after) != of(&before) {
@@ -519,6 +520,7 @@ fn counts_are_exact(artifacts: &Artifacts, kind: &Kind, table: &Table) {
             let text = error.to_string();
             assert!(text.contains("ended (exit status 1)"), "{text}");
             assert!(text.contains("lockdown=integrity"), "no remedy: {text}");
+            doctor::sees_nothing(&server.guest, None, "lockdown=integrity");
             table.add([Row {
                 kernel: kernel.clone(),
                 kind: kind.name,

@@ -11,9 +11,9 @@
 )]
 
 mod bio;
-mod bio_counts;
 mod demo;
 mod device;
+mod doctor;
 mod exact;
 mod guest;
 mod late_modules;
@@ -157,8 +157,8 @@ fn main() -> ExitCode {
     trials.extend(exact_trials);
     let (bios, bio_trials) = bio::trials();
     trials.extend(bio_trials);
-    trials.extend(bio_counts::trials());
     trials.extend(device::trials());
+    trials.extend(doctor::trials());
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());
     trials.extend(lost::trials());

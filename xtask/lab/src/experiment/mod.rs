@@ -9,7 +9,7 @@ mod run;
 mod session;
 
 pub use readings::Readings;
-pub use run::{DiskRun, Run};
+pub use run::{DiskRun, Run, counts_interrupts};
 pub use session::{Session, Setting};
 
 use serde::{Deserialize, Serialize};

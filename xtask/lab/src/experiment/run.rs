@@ -138,10 +138,17 @@ const UNASSIGNED: &str = "vmdtrace_unassigned_runs_total";
 const MISSED: &str = "vmdtrace_probe_missed_total";
 const SHARING: &str = "vmdtrace_controller_sharing_ratio";
 
-/// Programs that interrupts and completions are counted by. Those of bios may
-/// be interrupted by themselves, and have a term for that.
-fn not_of_bios(sample: &Sample) -> bool {
-    !sample.label("probe").starts_with("bio_")
+/// Whether a series is of a program that interrupts and completions are counted
+/// by. Others may be interrupted by themselves, and have terms for that.
+#[must_use]
+pub fn counts_interrupts(sample: &Sample) -> bool {
+    [
+        "irq_handler_entry",
+        "irq_handler_exit",
+        "nvme_sq",
+        "block_rq_complete",
+    ]
+    .contains(&sample.label("probe"))
 }
 
 /// Series of the disks; those of the VMD's own vectors have an empty label.
@@ -219,7 +226,7 @@ impl Run {
             device_cqes_skipped: device(vmd_device::Counters::cqes_skipped)?,
             device_msis: device(vmd_device::Counters::msis)?,
             unassigned_runs: daemon.required(UNASSIGNED, any)?,
-            probe_missed: daemon.events(MISSED, not_of_bios)?,
+            probe_missed: daemon.events(MISSED, counts_interrupts)?,
             prometheus_completions: stored.completions()?,
             prometheus_scrapes_between: scrapes.saturating_sub(2),
             prometheus_scrapes_failed: failed,
