@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use libtest_mimic::Trial;
 use vmd_device::{Config, DeviceId};
-use xtask_lab::{Artifacts, GuestCommand, GuestConfig, Scrape, interrupt, is_vmd_action};
+use xtask_lab::{
+    Artifacts, GuestCommand, GuestConfig, KernelCounts, Scrape, interrupt, is_vmd_action,
+};
 
 use crate::kernel_test;
 use crate::server::{PATIENCE, Server, sum};
@@ -144,6 +146,7 @@ fn operations_are_counted(artifacts: &Artifacts) {
 }
 
 fn a_moved_vector_is_counted(server: &Server, controller: &str) {
+    let before = server.guest.kernel_counts().unwrap();
     server.read_all_disks_from(2, 20);
     let kernel = server.guest.kernel_counts().unwrap();
     let vectors = shell(
@@ -154,12 +157,19 @@ fn a_moved_vector_is_counted(server: &Server, controller: &str) {
         .split_whitespace()
         .map(|irq| irq.parse().unwrap())
         .collect();
-    // The busiest one: a move may be done at the next interrupt only.
+    // One that this load uses: a move may be done at the next interrupt only.
+    let rise = |irq: &u32| {
+        let count = |counts: &KernelCounts| -> u32 {
+            let line = counts.lines.get(irq);
+            line.map_or(0, |line| line.per_cpu.iter().sum())
+        };
+        count(&kernel).wrapping_sub(count(&before))
+    };
     let irq = kernel
         .lines
         .iter()
         .filter(|(irq, line)| vectors.contains(irq) && is_vmd_action(&line.actions))
-        .max_by_key(|(_, line)| line.per_cpu.iter().sum::<u32>())
+        .max_by_key(|(irq, _)| rise(irq))
         .map(|(irq, _)| *irq)
         .unwrap();
     let before = of(&operations(&server.at_rest().daemon), controller, "move");
