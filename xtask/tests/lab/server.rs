@@ -1,6 +1,6 @@
 //! One booted server in each mode with the daemon in it, shared by its tests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
@@ -261,26 +261,33 @@ pub(crate) fn compare_lines(
 
 fn every_series_is_there_at_zero(server: &Server) {
     let scrape = server.at_rest().daemon;
+    let labels = |metric, label| -> BTreeSet<String> {
+        let series = scrape.series(metric);
+        series
+            .map(|sample| sample.label(label).to_owned())
+            .collect()
+    };
+    let disks: BTreeSet<String> = server.disks().into_iter().map(|disk| disk.name).collect();
     for metric in [
         "vmdtrace_hardware_interrupts_total",
         "vmdtrace_handler_runs_total",
         "vmdtrace_handler_unhandled_total",
-        "vmdtrace_handler_resent_total",
         "vmdtrace_handler_repeated_total",
         "vmdtrace_handler_seconds_total",
         "vmdtrace_completions_total",
     ] {
-        let disks: Vec<_> = scrape
-            .series(metric)
-            .map(|sample| sample.label("disk").to_owned())
-            .collect();
-        for disk in server.disks() {
-            assert!(
-                disks.contains(&disk.name),
-                "{metric} has no series for {}: {disks:?}",
-                disk.name
-            );
-        }
+        let found = labels(metric, "disk");
+        assert!(found.is_superset(&disks), "{metric}: {found:?}");
+        assert_eq!(sum(&scrape, metric), 0, "{metric}");
+    }
+    let controllers = labels("vmdtrace_controller_info", "controller");
+    assert!(!controllers.is_empty());
+    for metric in [
+        "vmdtrace_handler_resent_total",
+        "vmdtrace_remote_completions_total",
+    ] {
+        let found = labels(metric, "controller");
+        assert!(found.is_superset(&controllers), "{metric}: {found:?}");
         assert_eq!(sum(&scrape, metric), 0, "{metric}");
     }
     assert_eq!(completions(&scrape), 0);
