@@ -14,13 +14,16 @@ pub mod bio_cells;
 #[cfg(any(test, feature = "model"))]
 pub mod bio_model;
 pub mod cells;
+pub mod loss;
 #[cfg(any(test, feature = "model"))]
 pub mod model;
+pub mod msi;
 pub mod names;
 pub mod placement;
 pub mod samples;
 
 pub use accounting::{CompletionWorld, Taken, World, completion, enter, exit};
 pub use cells::{CpuBank, Frame, LineCell, LineEntry};
+pub use loss::{DiskKey, DiskLosses, LossTotals, RequestLayout};
 pub use names::{Name, NameTable};
 pub use placement::Place;

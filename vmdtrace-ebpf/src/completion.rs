@@ -15,7 +15,7 @@ use vmdtrace_common::{
     samples::{self, DiskSamples, Pending, SampleWorld},
 };
 
-use crate::kernel;
+use crate::{kernel, loss};
 
 /// The kernel, as the accounting of one completion sees it.
 struct Kernel {
@@ -86,6 +86,9 @@ pub(crate) fn nvme_sq(context: RawTracePointContext) -> i32 {
         return 0;
     };
     let request: u64 = context.arg(0);
+    if bank.depth == 0 {
+        loss::completed_outside_handlers(request);
+    }
     if let Some(disk) = vmdtrace_common::completion(bank, &mut Kernel { cpu, request }) {
         samples::completed(&mut Sampler, request, disk);
     }

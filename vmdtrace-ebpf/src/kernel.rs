@@ -4,15 +4,20 @@
 use core::ffi::c_void;
 
 use aya_ebpf::helpers::{
-    bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_probe_read_kernel,
+    bpf_get_current_pid_tgid, bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_probe_read_kernel,
     generated::bpf_probe_read_kernel_str,
 };
 use vmdtrace_common::{
-    CpuBank, LineCell, LineEntry, Name, NameTable, Place,
+    CpuBank, DiskKey, DiskLosses, LineCell, LineEntry, LossTotals, Name, NameTable, Place,
+    RequestLayout,
+    msi::{DOMAIN_PREFIX, MsiTotals, OperationKey},
     samples::{DiskSamples, Pending, pending_index},
 };
 
-use crate::maps::{BANKS, CELLS, LINES, NAMES, PENDING_ENDS, PLACES, SAMPLES, VMD_IRQ_CALLS};
+use crate::maps::{
+    BANKS, CELLS, LINES, LOSS_TOTALS, LOSSES, MSI_TOTALS, NAMES, OPERATIONS, PENDING_ENDS, PLACES,
+    REQUEST_LAYOUT, SAMPLES, TIMING_OUT, VMD_IRQ_CALLS,
+};
 
 // Set by the loader from the running kernel's BTF and kallsyms.
 
@@ -28,6 +33,29 @@ static PER_CPU_OFFSET_ADDRESS: u64 = 0;
 /// Offset of `irqs_sum` in `struct kernel_stat`.
 #[unsafe(no_mangle)]
 static IRQS_SUM_OFFSET: u32 = 0;
+/// Offsets of `domain`, `parent_data` and `irq` in `struct irq_data`.
+#[unsafe(no_mangle)]
+static IRQ_DATA_DOMAIN: u32 = 0;
+#[unsafe(no_mangle)]
+static IRQ_DATA_PARENT: u32 = 0;
+#[unsafe(no_mangle)]
+static IRQ_DATA_IRQ: u32 = 0;
+/// Offsets of `name` and `host_data` in `struct irq_domain`.
+#[unsafe(no_mangle)]
+static IRQ_DOMAIN_NAME: u32 = 0;
+#[unsafe(no_mangle)]
+static IRQ_DOMAIN_HOST_DATA: u32 = 0;
+/// Offset of `dev` in `struct pci_dev`.
+#[unsafe(no_mangle)]
+static PCI_DEVICE: u32 = 0;
+/// Offsets of `kobj.name` and `driver` in `struct device`.
+#[unsafe(no_mangle)]
+static DEVICE_NAME: u32 = 0;
+#[unsafe(no_mangle)]
+static DEVICE_DRIVER: u32 = 0;
+/// Offset of `name` in `struct device_driver`.
+#[unsafe(no_mangle)]
+static DRIVER_NAME: u32 = 0;
 /// 0: no clock is read.
 #[unsafe(no_mangle)]
 static TIMING: u32 = 1;
@@ -62,6 +90,13 @@ pub(crate) fn now() -> u64 {
     if constant!(TIMING) == 0 {
         return 0;
     }
+    // SAFETY: the helper has no preconditions.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+/// Time since the machine started, whatever is measured else.
+#[inline(always)]
+pub(crate) fn clock() -> u64 {
     // SAFETY: the helper has no preconditions.
     unsafe { bpf_ktime_get_ns() }
 }
@@ -223,6 +258,179 @@ pub(crate) fn pending(request: u64) -> Option<&'static mut Pending> {
 #[inline(always)]
 pub(crate) fn name_table() -> Option<&'static NameTable> {
     NAMES.get(0)
+}
+
+/// What tells the current task from every other: thread and process number.
+#[inline(always)]
+pub(crate) fn task() -> u64 {
+    bpf_get_current_pid_tgid()
+}
+
+#[inline(always)]
+fn read<T>(address: u64) -> Option<T> {
+    // SAFETY: the helper checks the address and fails where it cannot be read.
+    unsafe { bpf_probe_read_kernel(address as *const T) }.ok()
+}
+
+/// The disk of a `struct request` of the NVMe PCI driver.
+#[inline(always)]
+pub(crate) fn disk_of_request(request: u64) -> DiskKey {
+    let mut key = DiskKey::default();
+    let Some(layout) = REQUEST_LAYOUT.get(0) else {
+        return key;
+    };
+    if layout.known & RequestLayout::NUMBER != 0 {
+        let instance = read::<u64>(request + u64::from(layout.controller))
+            .and_then(|it| read::<u32>(it + u64::from(layout.instance)));
+        if let Some(instance) = instance {
+            key.number = instance.wrapping_add(1);
+            return key;
+        }
+    }
+    if layout.known & RequestLayout::BLOCK_DEVICE == 0 {
+        return key;
+    }
+    let mut disk = read::<u64>(request + u64::from(layout.disk));
+    if layout.disk_of_queue != 0 {
+        disk = disk.and_then(|queue| read(queue + u64::from(layout.disk_of_queue)));
+    }
+    // The admin queue's requests have none.
+    let Some(disk) = disk.filter(|disk| *disk != 0) else {
+        return key;
+    };
+    let name = disk + u64::from(layout.disk_name);
+    let size = size_of_val(&key.block_device) as u32;
+    // SAFETY: the helper checks the address; at most `size` bytes are written.
+    let _zeros_where_it_fails = unsafe {
+        bpf_probe_read_kernel_str(
+            (&raw mut key.block_device).cast(),
+            size,
+            name as *const c_void,
+        )
+    };
+    key
+}
+
+/// The request whose time-out this task handles.
+#[inline(always)]
+pub(crate) fn request_timing_out(task: u64) -> Option<u64> {
+    // SAFETY: copied at once; only the task itself changes its entry.
+    unsafe { TIMING_OUT.get(task) }.copied()
+}
+
+/// What was counted for a disk; None if the map is full.
+#[inline(always)]
+pub(crate) fn losses(key: &DiskKey) -> Option<&'static mut DiskLosses> {
+    if LOSSES.get_ptr(key).is_none() {
+        const BPF_NOEXIST: u64 = 1;
+        // Another CPU may be first: then it is there all the same.
+        let _there_or_full = LOSSES.insert(key, DiskLosses::default(), BPF_NOEXIST);
+    }
+    let losses = LOSSES.get_ptr_mut(key)?;
+    // SAFETY: entries are never removed; their words are only added to, atomically.
+    Some(unsafe { &mut *losses })
+}
+
+#[inline(always)]
+pub(crate) fn loss_totals() -> Option<&'static mut LossTotals> {
+    let totals = LOSS_TOTALS.get_ptr_mut(0)?;
+    // SAFETY: an element of a map lives as long as the program; its words are
+    // only added to, atomically.
+    Some(unsafe { &mut *totals })
+}
+
+/// A string of the kernel's, by the address of the pointer to it; what cannot be
+/// read is empty.
+#[inline(always)]
+fn text<const N: usize>(field: u64) -> [u8; N] {
+    let mut text = [0; N];
+    if let Some(address) = read::<u64>(field) {
+        // SAFETY: the helper checks the address; at most N bytes are written.
+        let _zeros_where_it_fails = unsafe {
+            bpf_probe_read_kernel_str((&raw mut text).cast(), N as u32, address as *const c_void)
+        };
+    }
+    text
+}
+
+/// What tells the controller that made a domain of interrupts.
+#[inline(always)]
+pub(crate) fn domain(domain: u64) -> OperationKey {
+    let key = OperationKey {
+        name: text(domain.wrapping_add(u64::from(constant!(IRQ_DOMAIN_NAME)))),
+        ..OperationKey::default()
+    };
+    // 7.3 makes it before there is a number, so that it is -1. Since 6.17 the
+    // domain knows its struct vmd_dev, which starts with the PCI device.
+    if key.name[DOMAIN_PREFIX.len()] != b'-' {
+        return key;
+    }
+    let host_data = domain.wrapping_add(u64::from(constant!(IRQ_DOMAIN_HOST_DATA)));
+    read::<u64>(host_data)
+        .and_then(read::<u64>)
+        .and_then(vmd_address)
+        .unwrap_or(key)
+}
+
+/// What tells the controller that a child's `struct irq_data` belongs to, and
+/// its number. Since 6.17 a child has a domain of its own above the controller's.
+#[inline(always)]
+pub(crate) fn domain_of_child(data: u64) -> (OperationKey, u32) {
+    let offset = |data: u64, offset: u32| data.wrapping_add(u64::from(offset));
+    let irq = read(offset(data, constant!(IRQ_DATA_IRQ))).unwrap_or_default();
+    let parent: u64 = read(offset(data, constant!(IRQ_DATA_PARENT))).unwrap_or_default();
+    let own: u64 = read(offset(data, constant!(IRQ_DATA_DOMAIN))).unwrap_or_default();
+    let name: [u8; DOMAIN_PREFIX.len() + 1] = text(offset(own, constant!(IRQ_DOMAIN_NAME)));
+    if name[..DOMAIN_PREFIX.len()] == DOMAIN_PREFIX {
+        return (domain(own), irq);
+    }
+    let above: u64 = read(offset(parent, constant!(IRQ_DATA_DOMAIN))).unwrap_or_default();
+    (domain(above), irq)
+}
+
+/// The address of a `struct pci_dev`, if it is a VMD's.
+#[inline(always)]
+pub(crate) fn vmd_address(device: u64) -> Option<OperationKey> {
+    let device = device.wrapping_add(u64::from(constant!(PCI_DEVICE)));
+    let driver: u64 = read(device.wrapping_add(u64::from(constant!(DEVICE_DRIVER))))?;
+    if driver == 0 {
+        return None;
+    }
+    let driver: [u8; 8] = text(driver.wrapping_add(u64::from(constant!(DRIVER_NAME))));
+    if driver != *b"vmd\0\0\0\0\0" {
+        return None;
+    }
+    Some(OperationKey {
+        name: text(device.wrapping_add(u64::from(constant!(DEVICE_NAME)))),
+        ..OperationKey::default()
+    })
+}
+
+/// The counter of an operation; None if the map is full.
+#[inline(always)]
+pub(crate) fn operations(key: &OperationKey) -> Option<&'static mut u64> {
+    if OPERATIONS.get_ptr(key).is_none() {
+        const BPF_NOEXIST: u64 = 1;
+        // Another CPU may be first: then it is there all the same.
+        let _there_or_full = OPERATIONS.insert(key, 0, BPF_NOEXIST);
+    }
+    let counter = OPERATIONS.get_ptr_mut(key)?;
+    // SAFETY: entries are never removed; they are only added to, atomically.
+    Some(unsafe { &mut *counter })
+}
+
+#[inline(always)]
+pub(crate) fn msi_totals() -> Option<&'static mut MsiTotals> {
+    let totals = MSI_TOTALS.get_ptr_mut(0)?;
+    // SAFETY: an element of a map lives as long as the program. Its counters are
+    // only added to, atomically; its buckets need not be exact.
+    Some(unsafe { &mut *totals })
+}
+
+/// Adds 1 where another run on the same CPU may do so in between.
+#[inline(always)]
+pub(crate) fn add_one(counter: &mut u64) {
+    add(counter, 1);
 }
 
 /// Adds where another run or another CPU may do so in between. The result is

@@ -1,7 +1,8 @@
 //! The eBPF programs: interrupt handlers ([`irq`]), NVMe completions
-//! ([`completion`]) and bios ([`bio`]). What they count is decided in `vmdtrace_common`; here are
-//! only the hooks, the maps and, in [`kernel`] and [`bio_kernel`], the reads of
-//! kernel memory.
+//! ([`completion`]), bios ([`bio`]), time-outs ([`loss`]) and what is done to a
+//! VMD's interrupts ([`msi`]). What they count is decided in `vmdtrace_common`;
+//! here are only the hooks, the maps and, in [`kernel`] and [`bio_kernel`], the
+//! reads of kernel memory.
 
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 #![cfg_attr(target_arch = "bpf", feature(core_intrinsics))]
@@ -15,7 +16,9 @@ mod bio_kernel;
 mod completion;
 mod irq;
 mod kernel;
+mod loss;
 mod maps;
+mod msi;
 mod self_test;
 
 /// Lets the kernel's GPL-only helpers be called.

@@ -1,10 +1,16 @@
 //! The maps. User space sets their sizes at load and maps those that it reads
 //! or fills.
 
-use aya_ebpf::{bindings::BPF_F_MMAPABLE, btf_maps::Array, btf_maps::Queue, macros::btf_map};
+use aya_ebpf::{
+    bindings::BPF_F_MMAPABLE,
+    btf_maps::{Array, HashMap, LruHashMap, Queue, RingBuf},
+    macros::btf_map,
+};
 use vmdtrace_common::{
-    CpuBank, LineCell, LineEntry, NameTable, Place,
+    CpuBank, DiskKey, DiskLosses, LineCell, LineEntry, LossTotals, NameTable, Place, RequestLayout,
     bio_cells::{BioBank, BioCall, BioSet, CALLS, SETS},
+    loss,
+    msi::{self, MsiTotals, OperationKey},
     samples::{DISKS, DiskSamples, PENDING, Pending},
 };
 
@@ -29,6 +35,33 @@ pub(crate) static NAMES: Array<NameTable, 1, MAPPED> = Array::new();
 /// Slots that are free, filled at load. Taking one is safe on two CPUs at once.
 #[btf_map]
 pub(crate) static FREE_SLOTS: Queue<u32, 1> = Queue::new();
+
+/// How a request's disk is found.
+#[btf_map]
+pub(crate) static REQUEST_LAYOUT: Array<RequestLayout, 1, MAPPED> = Array::new();
+
+/// Time-outs and lost interrupts by disk.
+#[btf_map]
+pub(crate) static LOSSES: HashMap<DiskKey, DiskLosses, { loss::MAX_DISKS }> = HashMap::new();
+
+#[btf_map]
+pub(crate) static LOSS_TOTALS: Array<LossTotals, 1, MAPPED> = Array::new();
+
+/// Task -> the request whose time-out it handles. A task that dies leaves its
+/// entry, which the map drops when it needs the room.
+#[btf_map]
+pub(crate) static TIMING_OUT: LruHashMap<u64, u64, 1024> = LruHashMap::new();
+
+/// Operations on the interrupts behind a VMD, and on its own.
+#[btf_map]
+pub(crate) static OPERATIONS: HashMap<OperationKey, u64, { msi::MAX_OPERATIONS }> = HashMap::new();
+
+#[btf_map]
+pub(crate) static MSI_TOTALS: Array<MsiTotals, 1, MAPPED> = Array::new();
+
+/// A few of them, to be told.
+#[btf_map]
+pub(crate) static MSI_MESSAGES: RingBuf<msi::Message, { msi::RING_BYTES }> = RingBuf::new();
 
 /// By CPU number: where it is. Filled by user space.
 #[btf_map]

@@ -31,6 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 struct FakeSource {
     attach_pending: AtomicUsize,
     topology_changed: AtomicUsize,
+    closed: AtomicUsize,
 }
 
 impl SnapshotSource for FakeSource {
@@ -60,6 +61,10 @@ impl SnapshotSource for FakeSource {
 
     fn topology_changed(&self) {
         self.topology_changed.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn close(&self) {
+        self.closed.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -102,6 +107,7 @@ fn serves_until_sigterm_and_sleeps_between_scrapes() {
         "--also-lines=virtio*",
         "--metrics.lines",
         "--level=counters",
+        "--no-kprobes",
         "--log.level=warn",
     ];
     let Command::Serve(args) = Cli::try_parse_from(arguments).unwrap().command else {
@@ -115,6 +121,7 @@ fn serves_until_sigterm_and_sleeps_between_scrapes() {
             serve::run(args, |options| {
                 assert_eq!(options.also_lines, ["virtio*"]);
                 assert_eq!(options.level, Level::Counters);
+                assert!(!options.kprobes);
                 Ok(opened)
             })
         })
@@ -154,6 +161,7 @@ fn serves_until_sigterm_and_sleeps_between_scrapes() {
     }
     assert!(daemon.is_finished(), "SIGTERM did not stop it");
     daemon.join().unwrap().unwrap();
+    assert_eq!(source.closed.load(Ordering::SeqCst), 1);
     assert_eq!(get(first, "/healthz"), None);
 }
 

@@ -96,6 +96,7 @@ where
                 roots: Roots { sysfs, procfs },
                 also_lines: Vec::new(),
                 level: Level::Timing,
+                kprobes: true,
                 activity: true,
             })?;
             let first = source.snapshot()?;

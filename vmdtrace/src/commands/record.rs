@@ -121,6 +121,7 @@ where
         roots: Roots { sysfs, procfs },
         also_lines,
         level,
+        kprobes: true,
         activity: true,
     })?;
     let file = create(&output, force)?;
@@ -138,12 +139,14 @@ where
     let recorder = Recorder {
         writer: Writer::new(file, &header)
             .with_context(|| format!("cannot write {}", output.display()))?,
-        source,
+        source: Arc::clone(&source),
         path: output,
         started: Instant::now(),
         shows_progress: std::io::stderr().is_terminal(),
     };
-    let status = runtime.block_on(record(recorder, every, duration, &command))?;
+    let status = runtime.block_on(record(recorder, every, duration, &command));
+    source.close();
+    let status = status?;
     Ok(u8::try_from(status).unwrap_or(u8::MAX))
 }
 

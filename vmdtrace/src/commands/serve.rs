@@ -43,8 +43,9 @@ pub struct Args {
     #[arg(long = "metrics.lines")]
     metrics_lines: bool,
 
-    /// Export where each disk's completions land and how long they take, too,
-    /// beside the sums per controller: 22 series a disk.
+    /// Export for each disk, too, beside the sums per controller: where its
+    /// completions land, how long they take, time-outs and lost interrupts; and
+    /// operations on interrupts by controller. 24 series a disk.
     #[arg(long = "metrics.disks")]
     metrics_disks: bool,
 
@@ -56,6 +57,10 @@ pub struct Args {
     /// How much is measured: `counters` reads no clock and costs less.
     #[arg(long, value_enum, default_value_t)]
     level: Level,
+
+    /// Make no kprobes: time-outs and lost interrupts are then not counted.
+    #[arg(long)]
+    no_kprobes: bool,
 
     /// Where sysfs is mounted.
     #[arg(long = "path.sysfs", value_name = "DIR", default_value = "/sys", value_parser = super::directory)]
@@ -93,6 +98,7 @@ where
         metrics_disks,
         also_lines,
         level,
+        no_kprobes,
         sysfs,
         procfs,
         log_level,
@@ -103,6 +109,7 @@ where
         roots: Roots { sysfs, procfs },
         also_lines,
         level,
+        kprobes: !no_kprobes,
         activity: false,
     })?;
     log_host(&source.snapshot()?);
@@ -146,9 +153,11 @@ pub(super) fn serve_from(
         .thread_keep_alive(Duration::from_secs(3600))
         .build()
         .context("cannot start the asynchronous runtime")?;
+    let kept = Arc::clone(&source);
     let result = runtime.block_on(serve_until_signal(
         listeners, source, detail, limits, devices,
     ));
+    kept.close();
     // A scrape that hangs in the kernel must not hold up the exit.
     runtime.shutdown_background();
     result
@@ -226,6 +235,7 @@ pub(super) fn log_host(snapshot: &Snapshot) {
     for Probe {
         name,
         state,
+        mechanism,
         reason,
         ..
     } in &snapshot.probes
@@ -235,6 +245,10 @@ pub(super) fn log_host(snapshot: &Snapshot) {
             // What attached it said so when it did.
             ProbeState::Attached => {}
             ProbeState::NotApplicable => tracing::info!("probe {name} is {state}: {reason}"),
+            // A driver without the function does not do what it would do.
+            ProbeState::Unsupported if mechanism == "kprobe" => {
+                tracing::info!("probe {name} is {state}: {reason}");
+            }
             ProbeState::Unsupported | ProbeState::Blocked | ProbeState::Broken => {
                 tracing::warn!("probe {name} is {state}: {reason}");
             }

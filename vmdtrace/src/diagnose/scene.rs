@@ -227,6 +227,7 @@ impl Scene {
                     .collect(),
                 other_samples: SampleCounts::default(),
                 bio: self.bios(per_queue),
+                ..Counters::default()
             },
             probes: [
                 probes::BIO_ALLOC_BIOSET_ENTRY,

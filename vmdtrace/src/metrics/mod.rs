@@ -16,6 +16,8 @@ mod collector;
 mod family;
 mod host;
 mod lines;
+mod loss;
+mod msi;
 pub mod openmetrics;
 mod placement;
 mod probes;
@@ -34,8 +36,7 @@ pub use collector::{CONTENT_TYPE, ScrapeError, SnapshotCollector, scrape};
 pub struct Detail {
     /// The counters of every interrupt line beside the sums per disk.
     pub lines: bool,
-    /// Where completions of each disk land and how long they take, beside the
-    /// sums per controller.
+    /// What is otherwise summed up by controller, for every disk.
     pub disks: bool,
 }
 
@@ -65,6 +66,8 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
     let Counters {
         lines,
         cpus,
+        losses,
+        msi,
         bio,
         samples: _,
         other_samples: _,
@@ -83,6 +86,8 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
     placement::add(topology, counters, owned, each_disk, counted, &mut families);
     lines::add_watched(lines, counted, &mut families);
     lines::add_cpus(cpus, counted, &mut families);
+    loss::add(topology, losses, each_disk, counted, &mut families);
+    msi::add(snapshot, msi, each_disk, counted, &mut families);
     bio::add(bio, counted.bio, &mut families);
     families
 }

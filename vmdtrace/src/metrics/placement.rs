@@ -140,6 +140,8 @@ fn add_times(
     let Counters {
         lines: _,
         cpus: _,
+        losses: _,
+        msi: _,
         bio: _,
         samples,
         other_samples,

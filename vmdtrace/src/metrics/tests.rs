@@ -10,8 +10,9 @@ use crate::snapshot::bio::{
     BioAllocations, BioContext, BioDestination, BioFrees, BioPurpose, BioRegime,
 };
 use crate::snapshot::{
-    BioCounts, CpuCounts, DiskSamples, LineCounts, LineKind, Probe, ProbeState, Remote, RunCounts,
-    SampleCounts, Times, probes,
+    BioCounts, CpuCounts, DiskLosses, DiskSamples, LineCounts, LineKind, LossCounts, Losses,
+    MsiCounts, MsiOperation, OperationCount, Probe, ProbeState, Remote, RunCounts, SampleCounts,
+    Times, probes,
 };
 
 const REMAP: &str = "0000:97:00.5";
@@ -109,6 +110,13 @@ fn probe(name: &str, missed_runs: Option<u64>) -> Probe {
     }
 }
 
+fn kprobe(name: &str) -> Probe {
+    Probe {
+        mechanism: "kprobe".to_owned(),
+        ..probe(name, None)
+    }
+}
+
 fn function_probe(name: &str) -> Probe {
     Probe {
         mechanism: "fentry".to_owned(),
@@ -124,6 +132,12 @@ fn all_probes() -> Vec<Probe> {
             runs: Some(12),
             ..probe(probes::NVME_SQ, Some(1))
         },
+        kprobe(probes::NVME_DEV_DISABLE),
+        kprobe(probes::NVME_TIMEOUT),
+        kprobe(probes::MSI_ENABLE),
+        kprobe(probes::MSI_FREE),
+        probe(probes::VECTOR_ALLOC, None),
+        probe(probes::VECTOR_ALLOC_MANAGED, None),
         Probe {
             mechanism: "kallsyms".to_owned(),
             ..probe(probes::REPEATED_RUNS, None)
@@ -337,6 +351,39 @@ fn cpus() -> Vec<CpuCounts> {
     ]
 }
 
+/// Two late commands of a disk behind the VMD, one of them done; one of a disk
+/// that is gone; one of nobody knows what.
+fn losses() -> Losses {
+    let of = |controller: Option<&str>, disk: &str, timeouts, lost_interrupts| DiskLosses {
+        controller: controller.map(|address| PciAddress(address.to_owned())),
+        disk: disk.to_owned(),
+        counts: LossCounts {
+            timeouts,
+            lost_interrupts,
+        },
+    };
+    Losses {
+        disks: vec![of(Some(REMAP), "nvme0", 2, 1), of(None, "nvme9", 1, 0)],
+        unassigned: LossCounts {
+            timeouts: 1,
+            lost_interrupts: 0,
+        },
+    }
+}
+
+fn msi() -> MsiCounts {
+    MsiCounts {
+        operations: vec![OperationCount {
+            controller: PciAddress(REMAP.to_owned()),
+            operation: MsiOperation::Enable,
+            count: 9,
+        }],
+        unassigned: 1,
+        allocation_failures: 2,
+        lost_messages: 3,
+    }
+}
+
 /// So many times of so many significant bits.
 fn times(times: &[(u32, u64)]) -> Times {
     let mut sum = Times::default();
@@ -453,6 +500,8 @@ fn snapshot() -> Snapshot {
         counters: Counters {
             lines: lines(),
             cpus: cpus(),
+            losses: losses(),
+            msi: msi(),
             samples: samples(),
             other_samples: other_samples(),
             bio: bio(),
@@ -555,7 +604,9 @@ fn the_text_of_every_disk_is_the_golden_text() {
         families(&snapshot(), detail)
             .into_iter()
             .partition(|family| {
-                family.name().starts_with("vmdtrace_disk_") && family.name() != "vmdtrace_disk_info"
+                let by_disk = family.name().starts_with("vmdtrace_disk_");
+                (by_disk && family.name() != "vmdtrace_disk_info")
+                    || family.name() == "vmdtrace_controller_msi_operations_total"
             });
     let encode = |families: &[MetricFamily]| TextEncoder::new().encode_to_string(families).unwrap();
     let of_disks = encode(&of_disks);
@@ -857,6 +908,74 @@ fn a_line_whose_disk_is_gone_keeps_its_counts() {
 }
 
 #[test]
+fn losses_are_told_by_controller_and_on_request_by_disk() {
+    let snapshot = snapshot();
+    let text = TextEncoder::new()
+        .encode_to_string(&families(&snapshot, EVERYTHING))
+        .unwrap();
+    for expected in [
+        r#"vmdtrace_timeouts_total{controller=""} 1"#,
+        r#"vmdtrace_timeouts_total{controller="0000:97:00.5"} 2"#,
+        r#"vmdtrace_timeouts_total{controller="0000:e2:00.5"} 0"#,
+        r#"vmdtrace_lost_interrupts_total{controller="0000:97:00.5"} 1"#,
+        r#"vmdtrace_disk_timeouts_total{controller="0000:97:00.5",disk="nvme0"} 2"#,
+        r#"vmdtrace_disk_timeouts_total{controller="0000:e2:00.5",disk="nvme1"} 0"#,
+        r#"vmdtrace_disk_lost_interrupts_total{controller="0000:97:00.5",disk="nvme0"} 1"#,
+        "vmdtrace_unassigned_timeouts_total 1",
+        "vmdtrace_unassigned_lost_interrupts_total 0",
+    ] {
+        assert!(text.contains(&format!("\n{expected}\n")), "{expected}");
+    }
+    let by_default = self::text(&snapshot);
+    assert!(!by_default.contains("vmdtrace_disk_timeouts_total"));
+}
+
+#[test]
+fn lost_interrupts_need_every_hook_that_tells_them() {
+    assert!(has(&snapshot(), "vmdtrace_lost_interrupts_total"));
+    for (missing, timeouts) in [
+        (probes::NVME_TIMEOUT, false),
+        (probes::NVME_DEV_DISABLE, true),
+        (probes::NVME_SQ, true),
+        (probes::IRQ_HANDLER_ENTRY, true),
+    ] {
+        let mut snapshot = snapshot();
+        for probe in &mut snapshot.probes {
+            if probe.name == missing {
+                probe.state = ProbeState::Blocked;
+            }
+        }
+        assert_eq!(
+            has(&snapshot, "vmdtrace_timeouts_total"),
+            timeouts,
+            "{missing}"
+        );
+        assert!(
+            !has(&snapshot, "vmdtrace_lost_interrupts_total"),
+            "{missing}"
+        );
+    }
+}
+
+#[test]
+fn operations_that_no_probe_counts_are_absent() {
+    let text = TextEncoder::new()
+        .encode_to_string(&families(&snapshot(), EVERYTHING))
+        .unwrap();
+    for expected in [
+        r#"vmdtrace_msi_operations_total{operation="enable"} 9"#,
+        r#"vmdtrace_controller_msi_operations_total{controller="0000:97:00.5",operation="enable"} 9"#,
+        r#"vmdtrace_controller_msi_operations_total{controller="0000:e2:00.5",operation="free"} 0"#,
+        "vmdtrace_unassigned_msi_operations_total 1",
+        "vmdtrace_msi_messages_lost_total 3",
+        "vmdtrace_vector_allocation_failures_total 2",
+    ] {
+        assert!(text.contains(&format!("\n{expected}\n")), "{expected}");
+    }
+    assert!(!text.contains("startup") && !text.contains("remap-on"));
+}
+
+#[test]
 fn unknown_repeats_are_absent() {
     let families = [
         "vmdtrace_handler_repeated_total",
@@ -904,7 +1023,13 @@ fn what_nothing_counts_is_absent() {
         assert!(broken.interrupt_accounting().unwrap_err().contains(probe));
         let counters = names(&broken)
             .into_iter()
-            .filter(|name| name.ends_with("_total") && !name.starts_with("vmdtrace_bio_"));
+            .filter(|name| name.ends_with("_total"))
+            // These have hooks of their own.
+            .filter(|name| {
+                !["timeouts", "msi_", "vector_allocation", "vmdtrace_bio_"]
+                    .iter()
+                    .any(|it| name.contains(it))
+            });
         assert_eq!(
             counters.collect::<Vec<_>>(),
             ["vmdtrace_probe_missed_total", "vmdtrace_probe_runs_total"]
@@ -954,6 +1079,12 @@ fn a_large_server_has_under_two_thousand_series() {
             ..CpuCounts::default()
         })
         .collect();
+    // Every probe there is, each with a count of missed runs.
+    large.probes = crate::probes::programs::PROGRAMS
+        .iter()
+        .map(|program| probe(program.name, Some(0)))
+        .collect();
+    large.probes.push(probe(probes::REPEATED_RUNS, None));
     // Raw block devices and file systems; each further set and kind is 12 series.
     large.counters.bio.allocations = vec![
         allocations("blkdev_dio_pool", BioPurpose::Block),
@@ -1068,7 +1199,7 @@ mod any_lines {
     /// disk has its series before its lines have theirs.
     fn by_disk(snapshot: &Snapshot, names: &[impl AsRef<str>]) -> BTreeMap<[String; 2], f64> {
         let mut sums = BTreeMap::new();
-        for family in families(snapshot, LINES) {
+        for family in families(snapshot, EVERYTHING) {
             if !names.iter().any(|name| name.as_ref() == family.name()) {
                 continue;
             }
@@ -1093,7 +1224,7 @@ mod any_lines {
         fn are_counted_once(lines in proptest::collection::vec(any_line(), 0..24)) {
             let counters = Counters { lines, cpus: cpus(), bio: bio(), ..Counters::default() };
             let snapshot = Snapshot { counters, ..snapshot() };
-            let text = TextEncoder::new().encode_to_string(&families(&snapshot, LINES)).unwrap();
+            let text = TextEncoder::new().encode_to_string(&families(&snapshot, EVERYTHING)).unwrap();
             let mut series: Vec<_> = text
                 .lines()
                 .filter(|line| !line.starts_with('#'))

@@ -21,6 +21,9 @@ pub enum BtfError {
 pub struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
+    /// Of the kernel that a module's data continue: string offsets count from
+    /// the start of these.
+    base_strings: &'a [u8],
 }
 
 const MAGIC: u16 = 0xeb9f;
@@ -117,7 +120,30 @@ impl<'a> Btf<'a> {
                 .ok_or(BtfError::Malformed("type section out of bounds"))?,
             strings: section(field(16)?, field(20)?)
                 .ok_or(BtfError::Malformed("string section out of bounds"))?,
+            base_strings: &[],
         })
+    }
+
+    /// As [`Btf::parse`], for the data of a module. Only the module's own types
+    /// are found.
+    ///
+    /// # Errors
+    /// As [`Btf::parse`].
+    pub fn parse_module(data: &'a [u8], kernel: &Btf<'a>) -> Result<Self, BtfError> {
+        Ok(Self {
+            base_strings: kernel.strings,
+            ..Self::parse(data)?
+        })
+    }
+
+    /// Size of a struct in bytes.
+    ///
+    /// # Errors
+    /// If there is no such struct, or the data is malformed.
+    pub fn struct_size(&self, structure: &str) -> Result<u32, BtfError> {
+        self.named(KIND_STRUCT, structure)?
+            .map(|found| found.size_or_type)
+            .ok_or_else(|| BtfError::None("struct", structure.to_owned()))
     }
 
     /// Byte offset of a member of a struct, directly or in an unnamed part of it.
@@ -125,11 +151,17 @@ impl<'a> Btf<'a> {
     /// # Errors
     /// If there is no such member, or the data is malformed.
     pub fn member_offset(&self, structure: &str, member: &str) -> Result<u32, BtfError> {
+        // A module's types are numbered after the kernel's, which are not here.
+        let nesting = if self.base_strings.is_empty() {
+            MAX_NESTING
+        } else {
+            0
+        };
         for found in self.types() {
             let found = found?;
             if found.kind() == KIND_STRUCT
                 && self.is_named(found.name, structure)
-                && let Some(offset) = self.find_member(&found, member, MAX_NESTING)?
+                && let Some(offset) = self.find_member(&found, member, nesting)?
             {
                 return Ok(offset);
             }
@@ -251,7 +283,12 @@ impl<'a> Btf<'a> {
     }
 
     fn is_named(&self, offset: u32, name: &str) -> bool {
-        self.strings.get(offset as usize..).is_some_and(|text| {
+        let offset = offset as usize;
+        let text = match offset.checked_sub(self.base_strings.len()) {
+            Some(own) => self.strings.get(own..),
+            None => self.base_strings.get(offset..),
+        };
+        text.is_some_and(|text| {
             text.strip_prefix(name.as_bytes())
                 .is_some_and(|rest| rest.first() == Some(&0))
         })
@@ -302,6 +339,27 @@ mod tests {
         let btf = Btf::parse(&data).unwrap();
         assert_eq!(btf.member_offset("outer", "a"), Ok(0));
         assert_eq!(btf.member_offset("outer", "b"), Ok(8));
+    }
+
+    #[test]
+    fn a_modules_names_continue_the_kernels() {
+        let kernel = sample();
+        let kernel = Btf::parse(&kernel).unwrap();
+        // `struct ctrl { int b; }`: its own name is its own, "b" is the kernel's.
+        let strings = b"ctrl\0";
+        let own = 15;
+        let mut data = vec![0x9f, 0xeb, 1, 0];
+        for value in [24, 0, 24, 24, strings.len() as u32] {
+            data.extend(u32::to_ne_bytes(value));
+        }
+        for value in [own, 4 << 24 | 1, 24, 13, 1, 128] {
+            data.extend(u32::to_ne_bytes(value));
+        }
+        data.extend(strings);
+        let module = Btf::parse_module(&data, &kernel).unwrap();
+        assert_eq!(module.member_offset("ctrl", "b"), Ok(16));
+        assert_eq!(module.struct_size("ctrl"), Ok(24));
+        assert!(module.member_offset("outer", "b").is_err());
     }
 
     #[test]

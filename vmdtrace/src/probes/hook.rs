@@ -1,13 +1,14 @@
 //! What a program is hooked to: handing it to the verifier, attaching it, and
 //! telling a kernel that lacks the hook from a refusal from a fault of ours.
 
-use std::io;
+use std::{io, os::fd::BorrowedFd};
 
 use aya::{
     Btf, BtfError, Ebpf,
-    programs::{FEntry, FExit, Program, ProgramError, RawTracePoint},
+    programs::{FEntry, FExit, KProbe, Program, ProgramError, RawTracePoint},
 };
 
+use super::tracefs::KprobeError;
 use crate::{host::Roots, snapshot::ProbeState};
 
 /// A place in the kernel.
@@ -19,6 +20,12 @@ pub enum Hook {
     FunctionEntry(&'static str),
     /// Return of a function of the image.
     FunctionExit(&'static str),
+    /// Entry of a function of a module, now or whenever that is loaded: of each
+    /// of these that it has.
+    ModuleFunction {
+        module: &'static str,
+        functions: &'static [&'static str],
+    },
 }
 
 impl Hook {
@@ -29,6 +36,7 @@ impl Hook {
             Self::RawTracepoint { .. } => "raw_tracepoint",
             Self::FunctionEntry(_) => "fentry",
             Self::FunctionExit(_) => "fexit",
+            Self::ModuleFunction { .. } => "kprobe",
         }
     }
 
@@ -43,11 +51,14 @@ impl Hook {
             Self::RawTracepoint { .. } => <&mut RawTracePoint>::try_from(loaded)?.load()?,
             Self::FunctionEntry(name) => <&mut FEntry>::try_from(loaded)?.load(name, btf()?)?,
             Self::FunctionExit(name) => <&mut FExit>::try_from(loaded)?.load(name, btf()?)?,
+            Self::ModuleFunction { .. } => <&mut KProbe>::try_from(loaded)?.load()?,
         }
         Ok(())
     }
 
     /// Attaches the loaded program. It stays attached until the object is dropped.
+    /// (What follows a module is attached by
+    /// [`KprobeEvents`](super::tracefs::KprobeEvents).)
     ///
     /// # Errors
     /// If the kernel refuses, or the module is not there.
@@ -63,6 +74,7 @@ impl Hook {
             Self::FunctionExit(_) => {
                 <&mut FExit>::try_from(loaded)?.attach()?;
             }
+            Self::ModuleFunction { .. } => anyhow::bail!("{program} is attached through tracefs"),
         }
         Ok(())
     }
@@ -131,10 +143,37 @@ impl Hook {
     }
 }
 
+/// The same for a kprobe that was not made.
+#[must_use]
+pub fn why_no_kprobe(error: &KprobeError) -> (ProbeState, String) {
+    let state = match error {
+        KprobeError::NoKprobes(_) | KprobeError::NoFunction { .. } => ProbeState::Unsupported,
+        KprobeError::NotMounted(_) => ProbeState::Blocked,
+        refused if refused.is_refusal() => {
+            return (
+                ProbeState::Blocked,
+                format!(
+                    "{error}; root's access to tracefs is needed, and CAP_SYS_ADMIN where \
+                     kernel.perf_event_paranoid is above 2"
+                ),
+            );
+        }
+        KprobeError::File { .. } | KprobeError::Perf { .. } => ProbeState::Broken,
+    };
+    (state, error.to_string())
+}
+
 /// Descriptor of a loaded program.
 #[must_use]
 pub fn descriptor(ebpf: &Ebpf, program: &str) -> Option<i32> {
-    use std::os::fd::{AsFd as _, AsRawFd as _};
+    use std::os::fd::AsRawFd as _;
+    Some(borrowed(ebpf, program)?.as_raw_fd())
+}
+
+/// The same, for calls.
+#[must_use]
+pub fn borrowed<'a>(ebpf: &'a Ebpf, program: &str) -> Option<BorrowedFd<'a>> {
+    use std::os::fd::AsFd as _;
     let fd = match ebpf.program(program)? {
         Program::RawTracePoint(program) => program.fd(),
         Program::FEntry(program) => program.fd(),
@@ -142,7 +181,7 @@ pub fn descriptor(ebpf: &Ebpf, program: &str) -> Option<i32> {
         Program::KProbe(program) => program.fd(),
         _ => return None,
     };
-    Some(fd.ok()?.as_fd().as_raw_fd())
+    Some(fd.ok()?.as_fd())
 }
 
 fn find<'a>(ebpf: &'a mut Ebpf, program: &str) -> anyhow::Result<&'a mut Program> {
@@ -229,6 +268,33 @@ mod tests {
         assert_eq!(state(OF_IMAGE, errno(22)), ProbeState::Broken);
         assert_eq!(state(FUNCTION, errno(524)), ProbeState::Unsupported);
         assert_eq!(state(FUNCTION, errno(16)), ProbeState::Blocked);
+    }
+
+    #[test]
+    fn kprobes_that_are_refused_are_told_from_those_there_cannot_be() {
+        let state = |error: KprobeError| why_no_kprobe(&error).0;
+        let refused = |code| KprobeError::File {
+            path: "kprobe_events".into(),
+            source: io::Error::from_raw_os_error(code),
+        };
+        assert_eq!(state(refused(1)), ProbeState::Blocked);
+        assert_eq!(state(refused(13)), ProbeState::Blocked);
+        assert_eq!(state(refused(22)), ProbeState::Broken);
+        assert_eq!(
+            state(KprobeError::NotMounted("tracing".into())),
+            ProbeState::Blocked
+        );
+        assert_eq!(
+            state(KprobeError::NoKprobes("kprobe_events".into())),
+            ProbeState::Unsupported
+        );
+        assert_eq!(
+            state(KprobeError::NoFunction {
+                module: "vmd".into(),
+                function: "x".into()
+            }),
+            ProbeState::Unsupported
+        );
     }
 
     #[test]

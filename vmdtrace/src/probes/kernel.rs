@@ -34,6 +34,22 @@ pub struct Submitter {
     pub ctx_cpu: u32,
 }
 
+/// What leads from an interrupt or a PCI device to its name: member offsets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InterruptLayout {
+    pub data_domain: u32,
+    pub data_parent: u32,
+    pub data_irq: u32,
+    pub domain_name: u32,
+    pub domain_host_data: u32,
+    /// Of the `struct device` in `struct pci_dev`.
+    pub pci_device: u32,
+    /// Of `kobj.name` in `struct device`.
+    pub device_name: u32,
+    pub device_driver: u32,
+    pub driver_name: u32,
+}
+
 /// Why a fact of the kernel cannot be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
@@ -61,6 +77,7 @@ pub struct KernelLayout {
     pub per_cpu_offset: Result<u64, Missing>,
     pub interrupt_count: Result<InterruptCount, Missing>,
     pub bio: Result<BioLayout, String>,
+    pub interrupts: Result<InterruptLayout, String>,
     pub submitter: Result<Submitter, Missing>,
     /// Offset of `start_time_ns` in `struct request`.
     pub request_start: Result<u32, Missing>,
@@ -98,13 +115,14 @@ impl KernelLayout {
                 interrupt_count: Err(reason.clone().into()),
                 submitter: Err(reason.clone().into()),
                 request_start: Err(reason.clone().into()),
+                interrupts: Err(reason.clone()),
                 bio: Err(reason),
             },
         }
     }
 
     fn find(btf: &Btf<'_>, symbols: &Symbols) -> Self {
-        let offset = |structure, member| {
+        let offset = |structure: &str, member: &str| {
             btf.member_offset(structure, member)
                 .map_err(|error: BtfError| Missing::from(error.to_string()))
         };
@@ -123,6 +141,7 @@ impl KernelLayout {
             per_cpu_offset: symbols.per_cpu_offset(),
             interrupt_count: interrupt_count(),
             bio: BioLayout::read(btf, symbols),
+            interrupts: interrupts(btf).map_err(|error| error.to_string()),
             submitter: offset("request", "mq_ctx").and_then(|request_ctx| {
                 let ctx_cpu = offset("blk_mq_ctx", "cpu")?;
                 Ok(Submitter {
@@ -133,6 +152,21 @@ impl KernelLayout {
             request_start: offset("request", "start_time_ns"),
         }
     }
+}
+
+fn interrupts(btf: &Btf<'_>) -> Result<InterruptLayout, BtfError> {
+    let offset = |structure, member| btf.member_offset(structure, member);
+    Ok(InterruptLayout {
+        data_domain: offset("irq_data", "domain")?,
+        data_parent: offset("irq_data", "parent_data")?,
+        data_irq: offset("irq_data", "irq")?,
+        domain_name: offset("irq_domain", "name")?,
+        domain_host_data: offset("irq_domain", "host_data")?,
+        pci_device: offset("pci_dev", "dev")?,
+        device_name: offset("device", "kobj")?.saturating_add(offset("kobject", "name")?),
+        device_driver: offset("device", "driver")?,
+        driver_name: offset("device_driver", "name")?,
+    })
 }
 
 const KSTAT: &str = "kstat";

@@ -13,8 +13,9 @@ use std::{
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use vmdtrace_common::{
-    CpuBank, LineCell, NameTable, Place,
+    CpuBank, LineCell, LossTotals, NameTable, Place, RequestLayout,
     bio_cells::{BioBank, BioSet},
+    msi::MsiTotals,
     samples::DiskSamples,
 };
 
@@ -29,6 +30,10 @@ pub unsafe trait Element: Copy {}
 unsafe impl Element for CpuBank {}
 // SAFETY: as above.
 unsafe impl Element for LineCell {}
+// SAFETY: as above.
+unsafe impl Element for LossTotals {}
+// SAFETY: as above.
+unsafe impl Element for MsiTotals {}
 // SAFETY: as above.
 unsafe impl Element for BioBank {}
 // SAFETY: as above.
@@ -173,6 +178,38 @@ impl MappedArray<NameTable> {
         };
         // SAFETY: both are NameTables, and no program runs yet.
         unsafe { std::ptr::copy_nonoverlapping(table, element.cast().as_ptr(), 1) };
+    }
+}
+
+impl MappedArray<RequestLayout> {
+    /// Tells the programs, which may be running.
+    pub fn set(&self, layout: RequestLayout) {
+        let RequestLayout {
+            known,
+            controller,
+            instance,
+            disk,
+            disk_of_queue,
+            disk_name,
+        } = layout;
+        let Some(element) = self.element(0) else {
+            return;
+        };
+        // What is known comes last: until then nobody looks at the rest.
+        let fields = [
+            (offset_of!(RequestLayout, disk_name), disk_name),
+            (offset_of!(RequestLayout, disk_of_queue), disk_of_queue),
+            (offset_of!(RequestLayout, disk), disk),
+            (offset_of!(RequestLayout, instance), instance),
+            (offset_of!(RequestLayout, controller), controller),
+            (offset_of!(RequestLayout, known), known),
+        ];
+        for (offset, value) in fields {
+            // SAFETY: the field lies inside the element.
+            let field = unsafe { element.add(offset) };
+            // SAFETY: valid and aligned; the programs only read it.
+            unsafe { AtomicU32::from_ptr(field.cast().as_ptr()) }.store(value, Ordering::Release);
+        }
     }
 }
 

@@ -8,9 +8,13 @@
 //! - [`object`]: the embedded eBPF object.
 //! - [`names`]: action-name patterns -> the automaton the programs step through.
 //! - [`bio`]: the programs for bios, and what they must know of the kernel.
-//! - [`kernel`], [`btf`]: offsets and addresses of the running kernel.
+//! - [`kernel`], [`requests`], [`btf`]: offsets and addresses of the running kernel.
+//! - [`tracefs`], [`perf`]: kprobes on functions of modules.
+//! - [`losses`]: time-outs and lost interrupts, from a map.
+//! - [`msi`], [`msi_messages`]: operations on interrupts, counted and told.
 //! - [`mapped`]: arrays mapped into this process.
 //! - [`messages`]: the programs' rare messages, to the log.
+//! - [`threads`]: whether handlers only wake a thread.
 //! - [`vmd_irq`]: a kprobe that only the self-test uses.
 //! - [`privileges`], [`fdinfo`]: what we may do, and what the kernel skipped.
 
@@ -20,12 +24,19 @@ pub mod counts;
 pub mod fdinfo;
 pub mod hook;
 pub mod kernel;
+pub mod losses;
 pub mod mapped;
 pub mod messages;
+pub mod msi;
+pub mod msi_messages;
 pub mod names;
 pub mod object;
+pub mod perf;
 pub mod privileges;
 pub mod programs;
+pub mod requests;
+pub mod threads;
+pub mod tracefs;
 pub mod tracer;
 pub mod vmd_irq;
 

@@ -5,16 +5,17 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use aya::{
     Btf, Ebpf, EbpfError, EbpfLoader,
-    maps::{MapData, MapError, Queue},
+    maps::{MapData, MapError, Queue, RingBuf},
     programs::{RawTracePoint, RawTracePointRunOptions, TestRun as _},
 };
 use aya_log::EbpfLogger;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use thiserror::Error;
 use vmdtrace_common::{
-    CpuBank, LineCell, LineEntry, NameTable, Place,
+    CpuBank, LineCell, LineEntry, LossTotals, NameTable, Place, RequestLayout,
     bio_cells::{BioBank, BioCall, BioSet, CALLS, SETS},
     cells::kind,
+    msi::MsiTotals,
     samples::{self, Pending},
 };
 
@@ -22,17 +23,22 @@ use super::{
     bio::{self, BioLayout},
     counts::{bio_counts, cpu_counts, line_counts, sample_counts},
     hook::{self, Hook},
-    kernel::{KernelLayout, Missing},
+    kernel::{InterruptLayout, KernelLayout, Missing},
+    losses::{self, LossesByName},
     mapped::MappedArray,
+    msi::{self, OperationsByName},
+    msi_messages::Messages,
     names::{self, NamesError},
     object, privileges,
-    programs::{Attachment, HANDLER_PROGRAMS, PROGRAMS, Spec},
+    programs::{Attachment, HANDLER_PROGRAMS, Kprobes, PROGRAMS, Spec},
+    requests, threads,
 };
 use crate::host::{HostError, Lockdown, Roots};
 use crate::snapshot::{
-    Counters, DiskSamples, Probe, ProbeState, SampleCounts,
+    Counters, DiskSamples, Losses, MsiCounts, Probe, ProbeState, SampleCounts,
     probes::{
-        BIO_CONTEXT, BLOCK_RQ_COMPLETE, COMPLETION_TIMES, HANDLER_TIME, PLACEMENT, REPEATED_RUNS,
+        BIO_CONTEXT, BLOCK_RQ_COMPLETE, COMPLETION_TIMES, HANDLER_COMPLETIONS, HANDLER_TIME,
+        PLACEMENT, REPEATED_RUNS,
     },
     source::Level,
 };
@@ -85,6 +91,9 @@ pub struct Options {
     pub level: Level,
     /// Globs of action names to watch beside VMD vectors and NVMe queues.
     pub also_lines: Vec<String>,
+    /// Whether kprobes may be made: they are entries of a list of the kernel's
+    /// that everybody sees.
+    pub kprobes: bool,
     pub roots: Roots,
 }
 
@@ -164,6 +173,9 @@ const ARM: Spec = Spec {
 pub struct Tracer {
     cells: MappedArray<LineCell>,
     banks: MappedArray<CpuBank>,
+    loss_totals: MappedArray<LossTotals>,
+    msi_totals: MappedArray<MsiTotals>,
+    request_layout: MappedArray<RequestLayout>,
     places: MappedArray<Place>,
     samples: MappedArray<samples::DiskSamples>,
     bio_banks: MappedArray<BioBank>,
@@ -185,8 +197,11 @@ pub struct Tracer {
 struct Attached {
     ebpf: Ebpf,
     attachments: Vec<Attachment>,
+    kprobes: Kprobes,
     /// Whether the CPUs were let count.
     armed: bool,
+    /// Whether the types of nvme_core were looked for while it was loaded.
+    knows_requests: bool,
 }
 
 impl std::fmt::Debug for Tracer {
@@ -238,6 +253,11 @@ impl Tracer {
         let per_cpu_offset = layout.per_cpu_offset.unwrap_or_default();
         let bio_layout = layout.bio;
         let irqs_sum = count.map_or(0, |count| count.irqs_sum);
+        // Without these, whose an operation is cannot be told; it is counted all the same.
+        let interrupts = layout.interrupts.unwrap_or_else(|reason| {
+            tracing::debug!("operations on interrupts are not told by controller: {reason}");
+            InterruptLayout::default()
+        });
         let timing = u32::from(options.level == Level::Timing);
         let (submitter, placement_unknown) = known(layout.submitter);
         let placement = u32::from(submitter.is_some());
@@ -258,6 +278,15 @@ impl Tracer {
             .override_global("PER_CPU_OFFSET_ADDRESS", &per_cpu_offset, true)
             .override_global("IRQS_SUM_OFFSET", &irqs_sum, true)
             .override_global("TIMING", &timing, true)
+            .override_global("IRQ_DATA_DOMAIN", &interrupts.data_domain, true)
+            .override_global("IRQ_DATA_PARENT", &interrupts.data_parent, true)
+            .override_global("IRQ_DATA_IRQ", &interrupts.data_irq, true)
+            .override_global("IRQ_DOMAIN_NAME", &interrupts.domain_name, true)
+            .override_global("IRQ_DOMAIN_HOST_DATA", &interrupts.domain_host_data, true)
+            .override_global("PCI_DEVICE", &interrupts.pci_device, true)
+            .override_global("DEVICE_NAME", &interrupts.device_name, true)
+            .override_global("DEVICE_DRIVER", &interrupts.device_driver, true)
+            .override_global("DRIVER_NAME", &interrupts.driver_name, true)
             .override_global("PLACEMENT", &placement, true)
             .override_global("REQUEST_CTX_OFFSET", &request_ctx, true)
             .override_global("CTX_CPU_OFFSET", &ctx_cpu, true)
@@ -274,9 +303,13 @@ impl Tracer {
 
         map::<NameTable>(&ebpf, "NAMES", 1)?.fill(table);
         fill_queue(&mut ebpf, sizes.slots)?;
+        let kprobes = Kprobes::open(options.kprobes, &options.roots);
         let tracer = Self {
             cells: map(&ebpf, "CELLS", sizes.slots)?,
             banks: map(&ebpf, "BANKS", sizes.cpus)?,
+            loss_totals: map(&ebpf, "LOSS_TOTALS", 1)?,
+            msi_totals: map(&ebpf, "MSI_TOTALS", 1)?,
+            request_layout: map(&ebpf, "REQUEST_LAYOUT", 1)?,
             places: map(&ebpf, "PLACES", sizes.cpus)?,
             samples: map(&ebpf, "SAMPLES", samples::DISKS)?,
             bio_banks: map(&ebpf, "BIO_BANKS", sizes.cpus)?,
@@ -287,6 +320,7 @@ impl Tracer {
             placement_unknown,
             starts_unknown,
             attached: RwLock::new(Attached {
+                kprobes,
                 attachments: PROGRAMS
                     .into_iter()
                     // Ends are of no use without samples.
@@ -296,6 +330,7 @@ impl Tracer {
                     .collect(),
                 ebpf,
                 armed: false,
+                knows_requests: false,
             }),
             bio_layout,
         };
@@ -326,19 +361,40 @@ impl Tracer {
         let Attached {
             ebpf,
             attachments,
+            kprobes,
             armed,
+            knows_requests,
         } = &mut *attached;
         let roots = &self.options.roots;
+        if !*knows_requests {
+            *knows_requests = roots.sysfs.join("module/nvme_core").exists();
+            self.tell_request_layout();
+        }
         let (handlers, others) = attachments.split_at_mut(HANDLER_PROGRAMS);
         for one in &mut *handlers {
-            one.attach(ebpf, roots);
+            one.attach(ebpf, roots, kprobes);
         }
         if !*armed && handlers.iter().all(Attachment::is_attached) {
             *armed = true;
             self.arm_cpus(ebpf);
         }
         for one in others {
-            one.attach(ebpf, roots);
+            one.attach(ebpf, roots, kprobes);
+        }
+    }
+
+    fn tell_request_layout(&self) {
+        match requests::layout(&self.options.roots) {
+            Ok(layout) => self.request_layout.set(layout),
+            Err(reason) => tracing::debug!("requests are not told by disk: {reason}"),
+        }
+    }
+
+    /// Takes away what would outlive the process: entries in the kernel's list
+    /// of kprobes.
+    pub fn remove_kprobes(&self) {
+        for one in &mut self.write().attachments {
+            one.remove_events();
         }
     }
 
@@ -410,6 +466,9 @@ impl Tracer {
             })
         });
         Counters {
+            // Live joins these with the disks and controllers.
+            losses: Losses::default(),
+            msi: MsiCounts::default(),
             samples: samples.collect(),
             other_samples,
             lines: cells
@@ -436,6 +495,39 @@ impl Tracer {
         }
     }
 
+    /// Time-outs and lost interrupts so far.
+    ///
+    /// # Errors
+    /// If the map cannot be read.
+    pub fn losses(&self) -> anyhow::Result<LossesByName> {
+        losses::read(&self.read().ebpf, &self.loss_totals)
+    }
+
+    /// Operations on interrupts so far.
+    ///
+    /// # Errors
+    /// If the map cannot be read.
+    pub fn operations(&self) -> anyhow::Result<OperationsByName> {
+        msi::read(&self.read().ebpf, &self.msi_totals)
+    }
+
+    /// The messages about operations on interrupts, once.
+    ///
+    /// # Errors
+    /// If they cannot be had.
+    pub fn take_msi_messages(&self) -> anyhow::Result<Messages> {
+        let mut attached = self.write();
+        let totals = map(&attached.ebpf, "MSI_TOTALS", 1)?;
+        let ring = attached
+            .ebpf
+            .take_map("MSI_MESSAGES")
+            .ok_or_else(|| anyhow::anyhow!("the eBPF object has no map MSI_MESSAGES"))?;
+        Ok(Messages {
+            ring: RingBuf::try_from(ring)?,
+            totals,
+        })
+    }
+
     /// Each probe, its state and why.
     #[must_use]
     pub fn probes(&self) -> Vec<Probe> {
@@ -456,6 +548,10 @@ impl Tracer {
                 Some("--level counters reads no clock".to_owned()),
             ),
         };
+        let in_handlers = match threads::interrupts_have_threads(&self.options.roots) {
+            None => (ProbeState::Attached, None),
+            Some(reason) => (ProbeState::NotApplicable, Some(reason)),
+        };
         let context = match &self.bio_layout {
             Ok(layout) => layout.context().err(),
             Err(reason) => Some(reason.clone().into()),
@@ -465,6 +561,7 @@ impl Tracer {
             timed((ProbeState::Attached, None)),
             supported(&self.placement_unknown),
             timed(supported(&self.starts_unknown)),
+            in_handlers,
             supported(&context),
         ];
         for ((name, mechanism), state) in CAPABILITIES.into_iter().zip(states) {
@@ -507,11 +604,12 @@ fn check(options: &Options) -> Result<Box<NameTable>, LoadError> {
 }
 
 /// What is in the probe list without a hook of its own, and by what it is told.
-const CAPABILITIES: [(&str, &str); 5] = [
+const CAPABILITIES: [(&str, &str); 6] = [
     (REPEATED_RUNS, "kstat.irqs_sum"),
     (HANDLER_TIME, "bpf_ktime_get_ns"),
     (PLACEMENT, "request.mq_ctx"),
     (COMPLETION_TIMES, "request.start_time_ns"),
+    (HANDLER_COMPLETIONS, "nvme_sq"),
     (BIO_CONTEXT, "preempt_count"),
 ];
 

@@ -4,7 +4,10 @@
 //! cannot be left out of a sum or a difference.
 
 use super::bio::{BioAllocations, BioFrees};
-use super::{CpuCounts, DiskSamples, LineCounts, Probe, SampleCounts};
+use super::{
+    CpuCounts, DiskLosses, DiskSamples, LineCounts, LossCounts, MsiCounts, OperationCount, Probe,
+    SampleCounts,
+};
 use crate::host::activity::{CpuActivity, CpuTimes, DiskActivity, IdleUsage};
 
 /// Makes a new count out of this one and another's.
@@ -62,6 +65,54 @@ impl Counts for BioFrees {
             count,
         } = self;
         *count = combine(*count, other.count);
+    }
+}
+
+impl Counts for LossCounts {
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        let Self {
+            timeouts,
+            lost_interrupts,
+        } = self;
+        each(
+            [
+                (timeouts, other.timeouts),
+                (lost_interrupts, other.lost_interrupts),
+            ],
+            combine,
+        );
+    }
+}
+
+impl Counts for DiskLosses {
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        self.counts.combine(&other.counts, combine);
+    }
+}
+
+impl Counts for OperationCount {
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        self.count = combine(self.count, other.count);
+    }
+}
+
+impl Counts for MsiCounts {
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        let Self {
+            // Compared one by one, by controller.
+            operations: _,
+            unassigned,
+            allocation_failures,
+            lost_messages,
+        } = self;
+        each(
+            [
+                (unassigned, other.unassigned),
+                (allocation_failures, other.allocation_failures),
+                (lost_messages, other.lost_messages),
+            ],
+            combine,
+        );
     }
 }
 

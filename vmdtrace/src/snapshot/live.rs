@@ -1,13 +1,14 @@
 //! Snapshots of the running host: what the eBPF programs counted, joined with
 //! what sysfs says of the lines' owners.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::time::{ClockId, clock_gettime};
 
 use super::{
     Detail, Host, Snapshot,
     owners::Owners,
+    rare::Rare,
     source::{SnapshotError, SnapshotSource, SourceOptions},
 };
 use crate::{
@@ -23,7 +24,14 @@ pub struct Live {
     host: Host,
     activity: bool,
     counting_since_ns: Option<u64>,
-    owners: Mutex<Owners>,
+    known: Arc<Mutex<Known>>,
+}
+
+/// Who owns what.
+#[derive(Debug, Default)]
+struct Known {
+    owners: Owners,
+    rare: Rare,
 }
 
 impl Live {
@@ -39,7 +47,7 @@ impl Live {
             host,
             activity,
             counting_since_ns: now_ns().ok(),
-            owners: Mutex::new(Owners::default()),
+            known: Arc::default(),
         }
     }
 
@@ -52,6 +60,7 @@ impl Live {
             roots,
             also_lines,
             level,
+            kprobes,
             activity,
         } = options;
         let possible_cpus = host::possible_cpus(roots)?;
@@ -59,6 +68,7 @@ impl Live {
             sizes: Sizes::for_host(possible_cpus, host::max_irq(roots)?),
             level: *level,
             also_lines: also_lines.clone(),
+            kprobes: *kprobes,
             roots: roots.clone(),
         })?;
         if let Some(logger) = tracer.take_logger() {
@@ -66,6 +76,7 @@ impl Live {
         }
         let live = Self::new(tracer, roots.clone(), possible_cpus, *activity);
         live.tell_places();
+        live.pass_on_msi_messages();
         live.tracer.attach();
         Ok(live)
     }
@@ -75,19 +86,45 @@ impl Live {
         self.tracer.set_places(&places);
     }
 
-    fn owners(&self) -> MutexGuard<'_, Owners> {
-        // A panic while it was held leaves at worst a topology to be read again.
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pass_on_msi_messages(&self) {
+        let known = Arc::clone(&self.known);
+        let passed_on = self.tracer.take_msi_messages().and_then(|messages| {
+            Ok(messages.pass_on(move |name, irq| {
+                let known = lock(&known);
+                known
+                    .owners
+                    .last_reading()
+                    .map(|topology| Rare::subject(topology, name, irq))
+                    .unwrap_or_default()
+            })?)
+        });
+        if let Err(error) = passed_on {
+            tracing::warn!("operations on interrupts are not logged: {error:#}");
+        }
     }
+}
+
+fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+    // A panic while it was held leaves at worst a topology to be read again.
+    known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl SnapshotSource for Live {
     fn snapshot(&self) -> Result<Snapshot, SnapshotError> {
         let taken_ns = now_ns().map_err(SnapshotError::new)?;
         let mut counters = self.tracer.counters();
+        let losses = self.tracer.losses().map_err(SnapshotError::new)?;
+        let operations = self.tracer.operations().map_err(SnapshotError::new)?;
         let probes = self.tracer.probes();
-        let mut owners = self.owners();
-        owners.assign(&mut counters, || host::read(&self.roots));
+        let mut known = lock(&self.known);
+        let Known { owners, rare } = &mut *known;
+        let news = rare.has_news(&losses, &operations);
+        if owners.assign(&mut counters, news, || host::read(&self.roots))
+            && let Some(topology) = owners.last_reading()
+        {
+            rare.hand_over(topology, &losses, &operations);
+        }
+        rare.assign(&mut counters, &losses, &operations);
         let topology = owners.topology();
         let activity = self
             .activity
@@ -110,11 +147,22 @@ impl SnapshotSource for Live {
 
     fn topology_changed(&self) {
         self.tracer.raise_generation();
-        self.owners().changed(|| self.tracer.counters());
+        let mut known = lock(&self.known);
+        known.owners.changed(|| self.tracer.counters());
+        match (self.tracer.losses(), self.tracer.operations()) {
+            (Ok(losses), Ok(operations)) => known.rare.changed(losses, operations),
+            (Err(error), _) | (_, Err(error)) => {
+                tracing::debug!("rare events cannot be read: {error:#}");
+            }
+        }
     }
 
     fn cpus_changed(&self) {
         self.tell_places();
+    }
+
+    fn close(&self) {
+        self.tracer.remove_kprobes();
     }
 }
 

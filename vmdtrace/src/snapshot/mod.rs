@@ -3,11 +3,13 @@
 //! Snapshots alone. Totals are computed here from their parts, never kept
 //! twice.
 
+mod attribution;
 pub mod bio;
 mod counts;
 pub mod live;
 mod owners;
 pub mod probes;
+mod rare;
 pub mod recording;
 pub mod source;
 mod sums;
@@ -319,11 +321,83 @@ pub struct CpuCounts {
     pub out_of_range_runs: u64,
 }
 
+/// Commands that took too long, and interrupts that never came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LossCounts {
+    /// Commands for which the driver's time-out handler was called.
+    pub timeouts: u64,
+    /// Of those, commands that were done: their interrupt did not come.
+    pub lost_interrupts: u64,
+}
+
+/// The same of one disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskLosses {
+    /// The VMD it is behind.
+    pub controller: Option<PciAddress>,
+    pub disk: String,
+    pub counts: LossCounts,
+}
+
+/// The same of all disks. A disk without any is not listed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Losses {
+    pub disks: Vec<DiskLosses>,
+    /// Of commands whose disk could not be told.
+    pub unassigned: LossCounts,
+}
+
+/// What was done to a controller's interrupts or to those of its children.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MsiOperation {
+    /// A child's interrupt was put on the list of a vector.
+    Enable,
+    /// It was taken off.
+    Disable,
+    Startup,
+    Shutdown,
+    /// The message was made that a child is to send.
+    Compose,
+    Allocate,
+    Free,
+    /// Remapping was switched on for the controller.
+    RemapOn,
+    RemapOff,
+    /// A vector of the controller went to another CPU.
+    Move,
+}
+
+/// How often one of them was done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperationCount {
+    pub controller: PciAddress,
+    pub operation: MsiOperation,
+    pub count: u64,
+}
+
+/// All of them. What was never done is not listed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MsiCounts {
+    pub operations: Vec<OperationCount>,
+    /// Operations whose controller could not be told.
+    pub unassigned: u64,
+    /// Searches for a free vector, for any device, that found none.
+    pub allocation_failures: u64,
+    /// Messages for the log that found no room.
+    pub lost_messages: u64,
+}
+
 /// Everything the eBPF programs counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     pub lines: Vec<LineCounts>,
     pub cpus: Vec<CpuCounts>,
+    /// Recordings made before there were any have none; their probes say so.
+    #[serde(default)]
+    pub losses: Losses,
+    #[serde(default)]
+    pub msi: MsiCounts,
     /// Of disks that have any.
     pub samples: Vec<DiskSamples>,
     /// Of completions outside any handler, and of disks that are not told apart.

@@ -255,6 +255,11 @@ pub(super) struct Owners {
 }
 
 impl Owners {
+    /// The last reading, if there was one.
+    pub(super) fn last_reading(&self) -> Option<&Topology> {
+        self.topology.as_ref()
+    }
+
     /// The last reading.
     pub(super) fn topology(&self) -> Topology {
         self.topology.clone().unwrap_or_default()
@@ -269,6 +274,9 @@ impl Owners {
                 cpus: _,
                 bio: _,
                 other_samples: _,
+                // These have ledgers of their own.
+                losses: _,
+                msi: _,
             } = counted();
             self.lines.draw_boundary(lines);
             self.samples.draw_boundary(samples);
@@ -276,16 +284,26 @@ impl Owners {
         self.stale = true;
     }
 
-    pub(super) fn assign(&mut self, counters: &mut Counters, read: impl FnOnce() -> Topology) {
+    /// Labels what was counted. `news`: something else is counted that the last
+    /// reading does not know. Returns whether there was a new reading.
+    pub(super) fn assign(
+        &mut self,
+        counters: &mut Counters,
+        news: bool,
+        read: impl FnOnce() -> Topology,
+    ) -> bool {
         let Counters {
             lines,
             samples,
             cpus: _,
             bio: _,
             other_samples: _,
+            losses: _,
+            msi: _,
         } = counters;
-        let news = self.lines.has_unheard_of(lines) || self.samples.has_unheard_of(samples);
-        if self.stale || self.topology.is_none() || news {
+        let news = news || self.lines.has_unheard_of(lines) || self.samples.has_unheard_of(samples);
+        let stale = self.stale || self.topology.is_none() || news;
+        if stale {
             let topology = read();
             let index = TopologyIndex::new(&topology);
             self.lines.hand_over(&index, lines);
@@ -295,6 +313,7 @@ impl Owners {
         }
         self.lines.assign(lines);
         self.samples.assign(samples);
+        stale
     }
 }
 
@@ -346,10 +365,10 @@ mod tests {
             lines: vec![line(40, "nvme0q1", LineKind::Nvme)],
             ..Counters::default()
         };
-        owners.assign(&mut counters, || topology(&["nvme0"]));
+        owners.assign(&mut counters, false, || topology(&["nvme0"]));
         owners.changed(|| counters.clone());
         counters.lines = vec![line(40, "nvme0q1", LineKind::Nvme)];
-        owners.assign(&mut counters, || topology(&[]));
+        owners.assign(&mut counters, false, || topology(&[]));
         assert_eq!(counters.lines[0].disk.as_deref(), Some("nvme0"));
         assert_eq!(counters.lines[0].path, Some(DiskPath::VmdBypass));
     }
@@ -372,6 +391,7 @@ mod tests {
                     lines: lines.clone(),
                     ..Counters::default()
                 },
+                false,
                 read,
             );
             assert_eq!(reads.get(), expected);
@@ -383,6 +403,7 @@ mod tests {
                     lines: lines.clone(),
                     ..Counters::default()
                 },
+                false,
                 read,
             );
             assert_eq!(reads.get(), expected, "an unknown line is a reason once");
@@ -393,6 +414,7 @@ mod tests {
                 lines,
                 ..Counters::default()
             },
+            false,
             read,
         );
         assert_eq!(reads.get(), 3);
@@ -436,7 +458,7 @@ mod tests {
                 lines: counted(runs),
                 ..Counters::default()
             };
-            owners.assign(&mut counters, || topology.clone());
+            owners.assign(&mut counters, false, || topology.clone());
             counters
         };
         let vmd = topology(&["nvme0"]);
@@ -497,12 +519,12 @@ mod tests {
         direct.disks[0].controller = None;
         let mut owners = Owners::default();
         let mut first = counters(5);
-        owners.assign(&mut first, || behind.clone());
+        owners.assign(&mut first, false, || behind.clone());
         let vmd = behind.disks[0].controller.clone();
         assert_eq!(first.samples[0].controller, vmd);
         owners.changed(|| counters(6));
         let mut second = counters(9);
-        owners.assign(&mut second, || direct);
+        owners.assign(&mut second, false, || direct);
         let mut seen: Vec<_> = second
             .samples
             .iter()

@@ -1,7 +1,7 @@
 //! What the probes of a [`Snapshot`] say of its counters: a zero is only a
 //! zero where something was counting.
 
-use super::{Probe, ProbeState, Snapshot};
+use super::{MsiOperation, Probe, ProbeState, Snapshot};
 
 /// Raw tracepoint at the start of a handler run.
 pub const IRQ_HANDLER_ENTRY: &str = "irq_handler_entry";
@@ -9,6 +9,26 @@ pub const IRQ_HANDLER_ENTRY: &str = "irq_handler_entry";
 pub const IRQ_HANDLER_EXIT: &str = "irq_handler_exit";
 /// Raw tracepoint of an NVMe completion.
 pub const NVME_SQ: &str = "nvme_sq";
+/// Kprobe on the NVMe driver's time-out handler.
+pub const NVME_TIMEOUT: &str = "nvme_timeout";
+/// Kprobe on the NVMe driver's giving a controller up: what it reaps then was
+/// not lost.
+pub const NVME_DEV_DISABLE: &str = "nvme_dev_disable";
+/// Kprobes on the VMD driver's functions, by what they do to an interrupt.
+pub const MSI_ENABLE: &str = "msi_enable";
+pub const MSI_DISABLE: &str = "msi_disable";
+pub const MSI_STARTUP: &str = "msi_startup";
+pub const MSI_SHUTDOWN: &str = "msi_shutdown";
+pub const MSI_COMPOSE: &str = "msi_compose";
+pub const MSI_ALLOCATE: &str = "msi_allocate";
+pub const MSI_FREE: &str = "msi_free";
+/// The function by which remapping is switched.
+pub const PCI_WRITE_CONFIG_WORD: &str = "pci_write_config_word";
+/// Raw tracepoint of a vector that gets a place on a CPU.
+pub const VECTOR_UPDATE: &str = "vector_update";
+/// Raw tracepoints of a search for a free vector.
+pub const VECTOR_ALLOC: &str = "vector_alloc";
+pub const VECTOR_ALLOC_MANAGED: &str = "vector_alloc_managed";
 /// Raw tracepoint of the end of a block request.
 pub const BLOCK_RQ_COMPLETE: &str = "block_rq_complete";
 /// Not a hook: whether the CPU that a request was made on can be told.
@@ -17,6 +37,9 @@ pub const PLACEMENT: &str = "placement";
 pub const COMPLETION_TIMES: &str = "completion_times";
 /// Not a hook: whether runs that the kernel repeated can be told.
 pub const REPEATED_RUNS: &str = "repeated_runs";
+/// Not a hook: whether completions are taken inside the handlers, so that
+/// figures per interrupt mean something.
+pub const HANDLER_COMPLETIONS: &str = "handler_completions";
 /// Not a hook: whether the time in handlers is measured (see
 /// [`Level`](super::source::Level)). Measured unless this says otherwise.
 pub const HANDLER_TIME: &str = "handler_time";
@@ -41,6 +64,9 @@ pub struct Counted {
     pub handler_time: bool,
     pub repeated_runs: bool,
     pub completions: bool,
+    pub timeouts: bool,
+    pub lost_interrupts: bool,
+    pub allocation_failures: bool,
     /// Where completions land.
     pub placement: bool,
     /// From the start of requests to their completion.
@@ -109,18 +135,25 @@ impl Snapshot {
         Ok(())
     }
 
+    /// Whether what this probe counts is known. Not applicable: no driver is
+    /// loaded, so nothing can happen.
+    #[must_use]
+    pub fn counts(&self, name: &str) -> bool {
+        matches!(
+            self.probe(name).map(|probe| probe.state),
+            Some(ProbeState::Attached | ProbeState::NotApplicable)
+        )
+    }
+
     /// Which of the counters mean anything.
     #[must_use]
     pub fn counted(&self) -> Counted {
         let state = |name| self.probe(name).map(|probe| probe.state);
         let interrupts = self.interrupt_accounting().is_ok();
         let lines = &self.counters.lines;
+        let counts = |name| self.counts(name);
         let attached = |name| state(name) == Some(ProbeState::Attached);
-        // Not applicable: no NVMe driver is loaded, so nothing completes.
-        let completions = matches!(
-            state(NVME_SQ),
-            Some(ProbeState::Attached | ProbeState::NotApplicable)
-        );
+        let completions = counts(NVME_SQ);
         let latency = interrupts && completions && attached(COMPLETION_TIMES);
         Counted {
             interrupts,
@@ -134,6 +167,13 @@ impl Snapshot {
             placement: interrupts && completions && attached(PLACEMENT),
             latency,
             handling: latency && attached(BLOCK_RQ_COMPLETE),
+            timeouts: counts(NVME_TIMEOUT),
+            // Without the handlers nobody knows what is outside them.
+            lost_interrupts: interrupts
+                && [NVME_SQ, NVME_TIMEOUT, NVME_DEV_DISABLE]
+                    .into_iter()
+                    .all(counts),
+            allocation_failures: [VECTOR_ALLOC, VECTOR_ALLOC_MANAGED].into_iter().all(counts),
             bio: self.bio_counted(),
         }
     }
@@ -159,6 +199,55 @@ impl Snapshot {
                 BIO_PUT
             }),
             contexts: attached(BIO_CONTEXT),
+        }
+    }
+}
+
+impl MsiOperation {
+    /// All, in the order of the programs' counts.
+    pub const ALL: [Self; 10] = [
+        Self::Enable,
+        Self::Disable,
+        Self::Startup,
+        Self::Shutdown,
+        Self::Compose,
+        Self::Allocate,
+        Self::Free,
+        Self::RemapOn,
+        Self::RemapOff,
+        Self::Move,
+    ];
+
+    /// The operation in one word, the same everywhere it is shown.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Enable => "enable",
+            Self::Disable => "disable",
+            Self::Startup => "startup",
+            Self::Shutdown => "shutdown",
+            Self::Compose => "compose",
+            Self::Allocate => "allocate",
+            Self::Free => "free",
+            Self::RemapOn => "remap-on",
+            Self::RemapOff => "remap-off",
+            Self::Move => "move",
+        }
+    }
+
+    /// The probe that counts it.
+    #[must_use]
+    pub fn probe(self) -> &'static str {
+        match self {
+            Self::Enable => MSI_ENABLE,
+            Self::Disable => MSI_DISABLE,
+            Self::Startup => MSI_STARTUP,
+            Self::Shutdown => MSI_SHUTDOWN,
+            Self::Compose => MSI_COMPOSE,
+            Self::Allocate => MSI_ALLOCATE,
+            Self::Free => MSI_FREE,
+            Self::RemapOn | Self::RemapOff => PCI_WRITE_CONFIG_WORD,
+            Self::Move => VECTOR_UPDATE,
         }
     }
 }

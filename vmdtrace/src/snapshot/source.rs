@@ -23,6 +23,9 @@ pub trait SnapshotSource: Send + Sync {
 
     /// A CPU came or went: where completions land is to be told anew.
     fn cpus_changed(&self);
+
+    /// The process is about to end: takes away what would outlive it.
+    fn close(&self) {}
 }
 
 /// Why a Snapshot could not be taken. The error inside says what was read and
@@ -44,6 +47,8 @@ pub struct SourceOptions {
     /// Globs of action names: further lines to watch.
     pub also_lines: Vec<String>,
     pub level: Level,
+    /// Whether kprobes may be made.
+    pub kprobes: bool,
     /// Whether Snapshots hold the kernel's own counts of CPUs and disks, too.
     /// They cost more than all the rest: for recordings and diagnoses.
     pub activity: bool,

@@ -77,6 +77,8 @@ impl Snapshot {
                 samples: samples.into_values().collect(),
                 other_samples: self.counters.other_samples.clone(),
                 bio: self.counters.bio.clone(),
+                losses: self.counters.losses.clone(),
+                msi: self.counters.msi.clone(),
             },
             probes: self.probes.clone(),
             activity,

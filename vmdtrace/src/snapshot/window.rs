@@ -6,7 +6,8 @@ use std::fmt;
 use super::counts::Counts;
 use super::probes::Counted;
 use super::{
-    BioCounts, Counters, Detail, DiskSamples, Host, LineCounts, LineKind, Probe, Snapshot,
+    BioCounts, Counters, Detail, DiskSamples, Host, LineCounts, LineKind, Losses, MsiCounts, Probe,
+    Snapshot,
 };
 use crate::host::activity::{Activity, CpuActivity, CpuTimes, DiskActivity};
 use crate::host::topology::{DiskPath, Mode, PciAddress, Topology};
@@ -146,6 +147,8 @@ impl Window {
                 difference
             },
             bio: bio(&earlier.counters.bio, &later.counters.bio)?,
+            losses: losses(&earlier.counters.losses, &later.counters.losses)?,
+            msi: msi(&earlier.counters.msi, &later.counters.msi)?,
         };
         let activity = match (&earlier.activity, &later.activity) {
             (Some(earlier), Some(later)) => Some(activity(earlier, later, &mut changes)),
@@ -166,6 +169,9 @@ impl Window {
                 latency: before.latency && after.latency,
                 handling: before.handling && after.handling,
                 bio: before.bio.and(after.bio),
+                timeouts: before.timeouts && after.timeouts,
+                lost_interrupts: before.lost_interrupts && after.lost_interrupts,
+                allocation_failures: before.allocation_failures && after.allocation_failures,
             },
             counters,
             probes: probes(&earlier.probes, &later.probes, &mut changes)?,
@@ -226,6 +232,34 @@ where
         Some(gone) => Err(WindowError::Vanished { what: what(&gone) }),
         None => Ok(differences),
     }
+}
+
+fn losses(earlier: &Losses, later: &Losses) -> Result<Losses, WindowError> {
+    let mut difference = later.clone();
+    subtract(&mut difference.unassigned, &earlier.unassigned, || {
+        "time-outs of unknown disks".to_owned()
+    })?;
+    difference.disks = keyed(
+        &earlier.disks,
+        &later.disks,
+        |it| (it.controller.clone(), it.disk.clone()),
+        |(_, disk)| format!("time-outs of {disk}"),
+    )?;
+    Ok(difference)
+}
+
+fn msi(earlier: &MsiCounts, later: &MsiCounts) -> Result<MsiCounts, WindowError> {
+    let mut difference = later.clone();
+    subtract(&mut difference, earlier, || {
+        "operations on interrupts".to_owned()
+    })?;
+    difference.operations = keyed(
+        &earlier.operations,
+        &later.operations,
+        |it| (it.controller.clone(), it.operation),
+        |(controller, operation)| format!("{} of {controller}", operation.as_str()),
+    )?;
+    Ok(difference)
 }
 
 /// A line of one owner. When a line gets another owner, what the old one counted

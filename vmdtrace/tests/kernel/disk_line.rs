@@ -88,6 +88,7 @@ pub(crate) fn agrees_with_the_kernel() -> Result<Completion, Failed> {
         sizes: Sizes::for_host(cpus(), max_irq),
         level: Level::Timing,
         also_lines: vec!["virtio*".to_owned()],
+        kprobes: false,
         roots,
     };
     let tracer = Tracer::load(options).map_err(|error| error.to_string())?;

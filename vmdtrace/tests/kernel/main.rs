@@ -44,6 +44,7 @@ fn tracer(slots: u32, also_lines: &[&str], roots: Roots) -> Tracer {
         },
         level: Level::Timing,
         also_lines: also_lines.iter().map(|glob| (*glob).to_owned()).collect(),
+        kprobes: false,
         roots,
     };
     let tracer = Tracer::load(options).unwrap_or_else(|error| panic!("{error}"));

@@ -301,6 +301,7 @@ pub(crate) fn level_counters_reads_no_clock() -> Result<Completion, Failed> {
             },
             level,
             also_lines: Vec::new(),
+            kprobes: false,
             roots: Roots::default(),
         };
         let tracer = Tracer::load(options).map_err(|error| error.to_string())?;

@@ -18,6 +18,8 @@ mod exact;
 mod guest;
 mod late_modules;
 mod leftovers;
+mod lost;
+mod msi;
 mod native;
 mod placement;
 mod recordings;
@@ -159,6 +161,8 @@ fn main() -> ExitCode {
     trials.extend(doctor::trials());
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());
+    trials.extend(lost::trials());
+    trials.extend(msi::trials());
     trials.extend(native::trials());
     trials.extend(placement::trials());
     trials.extend(recordings::trials());

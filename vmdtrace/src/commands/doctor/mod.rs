@@ -102,6 +102,7 @@ fn examine<S: SnapshotSource>(
         roots: roots.clone(),
         also_lines: Vec::new(),
         level: Level::default(),
+        kprobes: true,
         activity: false,
     });
     let examined = match opened {

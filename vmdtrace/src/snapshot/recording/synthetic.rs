@@ -10,8 +10,8 @@ use crate::host::topology::{
     NumaNode, PciAddress, Port, Queue, Topology, Vector, VectorUse,
 };
 use crate::snapshot::{
-    BioCounts, Counters, CpuCounts, Detail, DiskSamples, Host, LineCounts, LineKind, Probe,
-    ProbeState, RunCounts, SampleCounts, Snapshot, probes,
+    BioCounts, Counters, CpuCounts, Detail, DiskSamples, Host, LineCounts, LineKind, Losses,
+    MsiCounts, Probe, ProbeState, RunCounts, SampleCounts, Snapshot, probes,
 };
 
 /// I/O of the whole server in a second, at four completions an interrupt.
@@ -138,6 +138,8 @@ impl Server {
                 samples: found_samples,
                 other_samples: SampleCounts::default(),
                 bio: BioCounts::default(),
+                losses: Losses::default(),
+                msi: MsiCounts::default(),
             },
             probes: [
                 probes::IRQ_HANDLER_ENTRY,

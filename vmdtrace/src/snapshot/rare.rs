@@ -1,0 +1,307 @@
+//! Who owns what is rare enough to be counted in hash maps: time-outs by disk,
+//! operations on interrupts by controller.
+
+use super::{
+    Counters, DiskLosses, LossCounts, Losses, MsiCounts, MsiOperation, OperationCount,
+    attribution::Attribution,
+};
+use crate::{
+    host::topology::{PciAddress, Topology},
+    probes::{
+        losses::{DiskName, LossesByName},
+        msi::{ControllerName, OperationsByName},
+        msi_messages::Subject,
+    },
+};
+
+/// Owners of rare things.
+#[derive(Debug, Default)]
+pub(super) struct Rare {
+    losses: Attribution<DiskName, DiskOwner, 2>,
+    operations: Attribution<ControllerName, PciAddress, { MsiOperation::ALL.len() }>,
+}
+
+/// Whose time-outs they are.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct DiskOwner {
+    controller: Option<PciAddress>,
+    disk: String,
+}
+
+impl DiskOwner {
+    /// The disk of this name by a reading.
+    fn find(topology: &Topology, name: &DiskName) -> Option<Self> {
+        let disk = topology.disks.iter().find(|disk| match name {
+            DiskName::Number(number) => disk.name == format!("nvme{number}"),
+            DiskName::BlockDevice(device) => disk.namespaces.iter().any(|it| it.name == *device),
+            DiskName::Unknown => false,
+        })?;
+        Some(Self {
+            controller: disk.controller.clone(),
+            disk: disk.name.clone(),
+        })
+    }
+}
+
+/// The VMD of this name by a reading.
+fn find_controller(topology: &Topology, name: &ControllerName) -> Option<PciAddress> {
+    let found = topology.controllers.iter().find(|controller| match name {
+        ControllerName::Domain(number) => controller
+            .domain
+            .as_deref()
+            .is_some_and(|it| u32::from_str_radix(it, 16) == Ok(*number)),
+        ControllerName::Address(address) => controller.address.0 == *address,
+        ControllerName::Vector(irq) => controller.vectors.iter().any(|it| it.irq == *irq),
+        ControllerName::Unknown => false,
+    })?;
+    Some(found.address.clone())
+}
+
+impl Rare {
+    /// Devices came or went; this is what has been counted until now.
+    pub(super) fn changed(&mut self, losses: LossesByName, operations: OperationsByName) {
+        self.losses.changed(losses.disks);
+        self.operations.changed(operations.controllers);
+    }
+
+    /// Whether something is counted that no reading was asked about.
+    pub(super) fn has_news(&self, losses: &LossesByName, operations: &OperationsByName) -> bool {
+        self.losses.has_news(&losses.disks) || self.operations.has_news(&operations.controllers)
+    }
+
+    /// Takes note of who has what is counted by a new reading.
+    pub(super) fn hand_over(
+        &mut self,
+        topology: &Topology,
+        losses: &LossesByName,
+        operations: &OperationsByName,
+    ) {
+        self.losses
+            .hand_over(&losses.disks, |name| DiskOwner::find(topology, name));
+        self.operations.hand_over(&operations.controllers, |name| {
+            find_controller(topology, name)
+        });
+    }
+
+    pub(super) fn assign(
+        &self,
+        counters: &mut Counters,
+        losses: &LossesByName,
+        operations: &OperationsByName,
+    ) {
+        counters.losses = self.losses(losses);
+        counters.msi = self.msi(operations);
+    }
+
+    fn msi(&self, operations: &OperationsByName) -> MsiCounts {
+        let OperationsByName {
+            controllers,
+            unassigned,
+            allocation_failures,
+            lost_messages,
+        } = operations;
+        let mut owned = self.operations.by_owner(controllers);
+        let of_nobody = owned.remove(&None).unwrap_or_default();
+        let mut counts = MsiCounts {
+            operations: Vec::new(),
+            unassigned: of_nobody.into_iter().fold(*unassigned, u64::saturating_add),
+            allocation_failures: *allocation_failures,
+            lost_messages: *lost_messages,
+        };
+        for (controller, sums) in owned {
+            let Some(controller) = controller else {
+                continue;
+            };
+            for (operation, count) in MsiOperation::ALL.into_iter().zip(sums) {
+                if count > 0 {
+                    counts.operations.push(OperationCount {
+                        controller: controller.clone(),
+                        operation,
+                        count,
+                    });
+                }
+            }
+        }
+        counts
+    }
+
+    /// What an operation is about, by the last reading of the devices.
+    pub(super) fn subject(topology: &Topology, name: &ControllerName, irq: Option<u32>) -> Subject {
+        let of_disks = topology.disks.iter().flat_map(|disk| &disk.lines);
+        let of_others = topology.controllers.iter().flat_map(|it| &it.other_lines);
+        let line = of_disks.chain(of_others).find(|line| Some(line.irq) == irq);
+        Subject {
+            controller: find_controller(topology, name).map(|PciAddress(address)| address),
+            action: line.and_then(|line| line.actions.first().cloned()),
+            vector: line.and_then(|line| line.parent_irq),
+        }
+    }
+
+    fn losses(&self, losses: &LossesByName) -> Losses {
+        let counts = |[timeouts, lost_interrupts]: [u64; 2]| LossCounts {
+            timeouts,
+            lost_interrupts,
+        };
+        let mut owned = self.losses.by_owner(&losses.disks);
+        let [timeouts, lost] = owned.remove(&None).unwrap_or_default();
+        let [more, more_lost] = losses.unassigned;
+        Losses {
+            unassigned: counts([
+                timeouts.saturating_add(more),
+                lost.saturating_add(more_lost),
+            ]),
+            disks: owned
+                .into_iter()
+                .filter_map(|(owner, sum)| {
+                    let DiskOwner { controller, disk } = owner?;
+                    Some(DiskLosses {
+                        controller,
+                        disk,
+                        counts: counts(sum),
+                    })
+                })
+                .collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::host::topology::{Controller, Disk, DiskPath, Mode, Namespace, Vector, VectorUse};
+
+    /// What was counted, joined with this reading.
+    fn assigned(
+        topology: &Topology,
+        losses: &LossesByName,
+        operations: &OperationsByName,
+    ) -> Counters {
+        let mut rare = Rare::default();
+        assert!(rare.has_news(losses, operations));
+        rare.hand_over(topology, losses, operations);
+        assert!(!rare.has_news(losses, operations));
+        let mut counters = Counters::default();
+        rare.assign(&mut counters, losses, operations);
+        counters
+    }
+
+    fn topology(disks: &[&str]) -> Topology {
+        let disk = |name: &&str| Disk {
+            name: (*name).to_owned(),
+            address: PciAddress("10000:01:00.0".into()),
+            path: DiskPath::VmdBypass,
+            controller: Some(PciAddress("0000:97:00.5".into())),
+            model: None,
+            numa_node: None,
+            iommu: None,
+            link: None,
+            port: None,
+            namespaces: Vec::new(),
+            queues: Vec::new(),
+            lines: Vec::new(),
+        };
+        Topology {
+            disks: disks.iter().map(disk).collect(),
+            ..Topology::default()
+        }
+    }
+
+    #[test]
+    fn time_outs_belong_to_the_disk_they_were_counted_for() {
+        let losses = |disks: &[(DiskName, [u64; 2])]| LossesByName {
+            disks: disks.iter().cloned().collect(),
+            unassigned: [7, 1],
+        };
+        let mut topology = topology(&["nvme0", "nvme1"]);
+        topology.disks[1].namespaces.push(Namespace {
+            name: "nvme5n1".to_owned(),
+            size_bytes: None,
+            settings: crate::host::topology::BlockSettings::default(),
+        });
+        let counted = [
+            (DiskName::Number(0), [2, 1]),
+            (DiskName::BlockDevice("nvme5n1".to_owned()), [3, 0]),
+            (DiskName::Unknown, [1, 0]),
+        ];
+        let counters = assigned(&topology, &losses(&counted), &OperationsByName::default());
+        let of = |disk: &str| {
+            let found = counters.losses.disks.iter().find(|it| it.disk == disk);
+            let LossCounts {
+                timeouts,
+                lost_interrupts,
+            } = found.unwrap().counts;
+            (timeouts, lost_interrupts)
+        };
+        assert_eq!((of("nvme0"), of("nvme1")), ((2, 1), (3, 0)));
+        assert_eq!(
+            counters.losses.unassigned,
+            LossCounts {
+                timeouts: 8,
+                lost_interrupts: 1
+            }
+        );
+    }
+
+    #[test]
+    fn operations_belong_to_the_controller_that_any_of_its_names_tells() {
+        let address = PciAddress("0000:97:00.5".to_owned());
+        let mut topology = topology(&[]);
+        topology.controllers.push(Controller {
+            address: address.clone(),
+            driver: None,
+            device_id: None,
+            action: None,
+            domain: Some("10000".to_owned()),
+            numa_node: None,
+            mode: Mode::Remap,
+            mode_evidence: Vec::new(),
+            vectors: vec![Vector {
+                index: 0,
+                irq: 41,
+                used_for: VectorUse::All,
+                effective_affinity: None,
+            }],
+            other_lines: Vec::new(),
+            child_interrupts: 0,
+            sharing_factor: None,
+            iommu: None,
+        });
+        let once = |operation: MsiOperation| {
+            let mut counts = [0; MsiOperation::ALL.len()];
+            counts[operation as usize] = 1;
+            counts
+        };
+        let operations = OperationsByName {
+            controllers: HashMap::from([
+                (ControllerName::Domain(0x10000), once(MsiOperation::Free)),
+                (ControllerName::Domain(0x10001), once(MsiOperation::Free)),
+                (
+                    ControllerName::Address(address.0.clone()),
+                    once(MsiOperation::RemapOn),
+                ),
+                (ControllerName::Vector(41), once(MsiOperation::Move)),
+                (ControllerName::Unknown, once(MsiOperation::Enable)),
+            ]),
+            unassigned: 5,
+            ..OperationsByName::default()
+        };
+        let counters = assigned(&topology, &LossesByName::default(), &operations);
+        let counted: Vec<_> = counters
+            .msi
+            .operations
+            .iter()
+            .map(|it| (&it.controller, it.operation, it.count))
+            .collect();
+        assert_eq!(
+            counted,
+            [
+                (&address, MsiOperation::Free, 1),
+                (&address, MsiOperation::RemapOn, 1),
+                (&address, MsiOperation::Move, 1),
+            ]
+        );
+        assert_eq!(counters.msi.unassigned, 7);
+    }
+}
