@@ -1,6 +1,7 @@
 //! `cargo xtask dashboards`: writes what is generated.
 
 mod preview;
+mod schema;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,10 @@ pub(crate) struct Args {
     /// Draw the pictures in docs/previews, too: boots a virtual server twice
     #[arg(long)]
     previews: bool,
+
+    /// Check them against Grafana's own types, too: needs npm and its registry
+    #[arg(long)]
+    check_schema: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -22,6 +27,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let text = dashboard.to_json()?;
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         println!("{}", path.display());
+    }
+    if args.check_schema {
+        schema::check(&folder, &root().join("target/grafana-schema"))?;
     }
     if args.previews {
         preview::draw_all(&root().join("docs/previews"))?;

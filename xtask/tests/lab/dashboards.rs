@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use vmd_device::{Latency, Service};
-use xtask_dashboards::{Answers, Query, Switch};
+use xtask_dashboards::{Answers, Query};
 use xtask_lab::experiment::{Mode, Session, Setting};
 use xtask_lab::{CpuList, Prometheus, RawSeries, Rule, unix_seconds};
 use xtask_setup::Setup;
@@ -78,13 +78,13 @@ fn every_query_is_answered(scene: &Scene) {
     let mut asked = 0;
     for (mode, end) in &scene.ends {
         for dashboard in xtask_dashboards::all() {
-            for (panel, needs) in dashboard.panels() {
+            for (panel, _) in dashboard.panels() {
                 for query in &panel.queries {
                     asked += 1;
                     let expr = query.bound_to(mode.name(), ".*", RATE);
                     let answer = scene.prometheus.at(&expr, *end);
                     let answered = answer.map(|series| has_a_number(&series));
-                    let expected = expects_an_answer(query, needs, *mode);
+                    let expected = expects_an_answer(query, *mode);
                     if !matches!(&answered, Ok(answered) if *answered == expected) {
                         let (mode, name, title) = (mode.name(), dashboard.name, panel.title);
                         problems.push(format!(
@@ -100,7 +100,7 @@ fn every_query_is_answered(scene: &Scene) {
 }
 
 /// All rows' switches were given; a controller in bypass has no vectors.
-fn expects_an_answer(query: &Query, _needs: Option<Switch>, mode: Mode) -> bool {
+fn expects_an_answer(query: &Query, mode: Mode) -> bool {
     match query.answers {
         Answers::Both => true,
         Answers::Remap => mode == Mode::Remap,
