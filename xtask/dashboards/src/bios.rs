@@ -66,7 +66,7 @@ fn allocations() -> Vec<Panel> {
         .width(12)
         .query(
             "sum by (instance, regime) (vmdtrace_bio_cache_regime_info{@host})",
-            "there",
+            "",
         ),
         Panel::stacked(
             "Allocations by set and kind",

@@ -52,8 +52,8 @@ fn paths() -> Vec<Panel> {
         )
         .query(
             "sum by (instance, path) \
-             (rate(vmdtrace_completions_total{@controller}@rate)) / sum by (instance, \
-             path) (rate(vmdtrace_hardware_interrupts_total{@controller}@rate))",
+             (rate(vmdtrace_completions_total{@controller}@rate)) / (sum by (instance, \
+             path) (rate(vmdtrace_hardware_interrupts_total{@controller}@rate)) > 0)",
             "{{instance}} {{path}}",
         ),
         Panel::graph(
@@ -64,8 +64,8 @@ fn paths() -> Vec<Panel> {
         )
         .query(
             "sum by (instance, path) \
-             (rate(vmdtrace_handler_seconds_total{@controller}@rate)) / sum by \
-             (instance, path) (rate(vmdtrace_completions_total{@controller}@rate))",
+             (rate(vmdtrace_handler_seconds_total{@controller}@rate)) / (sum by \
+             (instance, path) (rate(vmdtrace_completions_total{@controller}@rate)) > 0)",
             "{{instance}} {{path}}",
         ),
         Panel::graph(
@@ -153,7 +153,7 @@ fn disks() -> Vec<Panel> {
         .query(
             "sum by (instance, controller, disk, address, path, model) \
              (vmdtrace_disk_info{@controller})",
-            "there",
+            "",
         ),
     ]
 }

@@ -69,19 +69,25 @@ fn worst() -> Vec<Panel> {
              rate, time in handlers in CPUs, hits among eligible bios, and failed \
              searches for vectors within an hour.",
         )
-        .query(
+        .column(
             "topk(20, \
              instance:vmdtrace_interrupt_seconds_of_busiest_cpu:rate5m{@host})",
             "busiest CPU",
+            "percentunit",
         )
-        .query("instance:vmdtrace_completions:rate5m{@host}", "I/O rate")
+        .column(
+            "instance:vmdtrace_completions:rate5m{@host}",
+            "I/O rate",
+            "iops",
+        )
         .query(
             "instance:vmdtrace_interrupt_seconds:rate5m{@host}",
             "CPUs in handlers",
         )
-        .query(
+        .column(
             "instance:vmdtrace_bio_cache_hits:ratio_rate5m{@host}",
             "bio hits",
+            "percentunit",
         )
         .query(
             "instance:vmdtrace_vector_allocation_failures:increase1h{@host}",
@@ -128,11 +134,16 @@ fn worst() -> Vec<Panel> {
             "controller:vmdtrace_completions_per_interrupt:ratio_rate5m{@host}",
             "per interrupt",
         )
-        .query(
+        .column(
             "controller:vmdtrace_remote_completions:ratio_rate5m{@host}",
             "remote",
+            "percentunit",
         )
-        .query("controller:vmdtrace_completions:rate5m{@host}", "I/O rate"),
+        .column(
+            "controller:vmdtrace_completions:rate5m{@host}",
+            "I/O rate",
+            "iops",
+        ),
         Panel::graph(
             "Handler time per I/O, the worst ten",
             "s",

@@ -163,6 +163,14 @@ fn panel(panel: &Panel, id: u32, place: Value) -> Value {
     } else {
         defaults["color"] = json!({ "mode": "palette-classic" });
     }
+    let overrides: Vec<_> = queries
+        .iter()
+        .filter_map(|query| {
+            let properties = [json!({ "id": "unit", "value": query.unit? })];
+            let matcher = json!({ "id": "byName", "options": query.legend });
+            Some(json!({ "matcher": matcher, "properties": properties }))
+        })
+        .collect();
     let targets: Vec<_> = queries
         .iter()
         .zip('A'..)
@@ -175,7 +183,7 @@ fn panel(panel: &Panel, id: u32, place: Value) -> Value {
         "description": description,
         "datasource": datasource(),
         "gridPos": place,
-        "fieldConfig": { "defaults": defaults, "overrides": [] },
+        "fieldConfig": { "defaults": defaults, "overrides": overrides },
         "options": options,
         "targets": targets,
     });
@@ -211,6 +219,8 @@ fn target(query: &Query, kind: Kind, letter: char) -> Value {
 /// The queries side by side, one row for each set of labels.
 fn table_transformations(queries: &[Query]) -> Value {
     let mut names = serde_json::Map::new();
+    let mut hidden =
+        serde_json::Map::from_iter(["Time", "__name__"].map(|name| (name.to_owned(), json!(true))));
     for (query, letter) in queries.iter().zip('A'..) {
         // With one query there is no letter.
         let value = if queries.len() == 1 {
@@ -218,18 +228,23 @@ fn table_transformations(queries: &[Query]) -> Value {
         } else {
             format!("Value #{letter}")
         };
-        names.insert(value, json!(query.legend));
+        if query.legend.is_empty() {
+            hidden.insert(value, json!(true));
+        } else {
+            names.insert(value, json!(query.legend));
+        }
     }
-    let first = queries.first().map_or("", |query| query.legend);
-    json!([
-        { "id": "merge", "options": {} },
-        { "id": "organize", "options": {
-            "excludeByName": { "Time": true, "__name__": true },
-            "indexByName": {},
-            "renameByName": names,
-        } },
-        { "id": "sortBy", "options": { "fields": {}, "sort": [{ "field": first, "desc": true }] } },
-    ])
+    let mut steps = vec![
+        json!({ "id": "merge", "options": {} }),
+        json!({ "id": "organize", "options": {
+            "excludeByName": hidden, "indexByName": {}, "renameByName": names,
+        } }),
+    ];
+    if let Some(Query { legend, .. }) = queries.first().filter(|it| !it.legend.is_empty()) {
+        let by = json!([{ "field": legend, "desc": true }]);
+        steps.push(json!({ "id": "sortBy", "options": { "fields": {}, "sort": by } }));
+    }
+    json!(steps)
 }
 
 /// The plugin of a kind, its options and those of its fields.

@@ -80,8 +80,11 @@ pub enum Answers {
 pub struct Query {
     /// PromQL with Grafana's variables.
     pub expr: String,
-    /// Grafana's legend format; in a table the name of the column.
+    /// Grafana's legend format; in a table the name of the column, empty where the
+    /// labels are all there is to show.
     pub legend: &'static str,
+    /// Of its column, where that is not the panel's.
+    pub unit: Option<&'static str>,
     pub answers: Answers,
 }
 
@@ -98,6 +101,7 @@ impl Query {
                 .replace("@host", HOST)
                 .replace("@rate", "[$__rate_interval]"),
             legend,
+            unit: None,
             answers: Answers::Both,
         }
     }
@@ -176,6 +180,15 @@ impl Panel {
     /// Adds a query; see [`Query::new`].
     pub(crate) fn query(mut self, expr: &str, legend: &'static str) -> Self {
         self.queries.push(Query::new(expr, legend));
+        self
+    }
+
+    /// Adds a query whose column has a unit of its own.
+    pub(crate) fn column(mut self, expr: &str, legend: &'static str, unit: &'static str) -> Self {
+        self.queries.push(Query {
+            unit: Some(unit),
+            ..Query::new(expr, legend)
+        });
         self
     }
 

@@ -96,7 +96,7 @@ fn now() -> Vec<Panel> {
         .query(
             "sum by (instance, controller, device_id, mode, numa_node) \
              (vmdtrace_controller_info{@controller})",
-            "there",
+            "",
         )
         .query(
             "sum by (instance, controller) (vmdtrace_controller_vectors{@controller})",
@@ -257,7 +257,7 @@ fn itself() -> Vec<Panel> {
         .query(
             "sum by (instance, probe, mechanism, state, reason) \
              (vmdtrace_probe_info{@host})",
-            "there",
+            "",
         ),
         Panel::graph(
             "Runs of the probes that were skipped",

@@ -11,14 +11,19 @@ const COLUMN: i32 = 50;
 const LINE: i32 = 30;
 const HEAD: i32 = 46;
 /// Lines of a table, and names below a graph, that are drawn.
-const MOST_ROWS: usize = 7;
+const MOST_ROWS: usize = 6;
+/// Between the labels of a table's series.
+pub const LABELS: &str = "  ";
 const MOST_NAMES: usize = 4;
 
 /// A series of one query.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
-    /// Its legend.
+    /// Its legend; in a table its labels.
     pub name: String,
+    /// The column of a table, and its unit.
+    pub column: &'static str,
+    pub unit: &'static str,
     /// Seconds since the picture's start, and values.
     pub points: Vec<(f64, f64)>,
 }
@@ -75,9 +80,19 @@ fn write(area: &Area<'_>, text: &str, at: (i32, i32), size: i32, color: RGBColor
     area.draw(&Text::new(text.to_owned(), at, style))
 }
 
+/// Dark enough for letters on white.
 fn color(index: usize) -> RGBColor {
-    let (r, g, b) = Palette99::pick(index).rgb();
-    RGBColor(r, g, b)
+    const COLORS: [RGBColor; 8] = [
+        RGBColor(31, 96, 196),
+        RGBColor(196, 22, 42),
+        RGBColor(55, 135, 45),
+        RGBColor(163, 82, 204),
+        RGBColor(201, 100, 10),
+        RGBColor(0, 128, 140),
+        RGBColor(120, 85, 70),
+        RGBColor(90, 90, 90),
+    ];
+    COLORS[index % COLORS.len()]
 }
 
 fn one_panel(
@@ -108,19 +123,7 @@ fn one_panel(
             }
             Ok(())
         }
-        Kind::Table => {
-            for (index, one) in series.iter().take(MOST_ROWS).enumerate() {
-                let latest = one.points.last().map_or(f64::NAN, |(_, value)| *value);
-                let text = format!("{}   {}", shown(latest, panel.unit), one.name);
-                let at = (6, 26 + 22 * index as i32);
-                write(area, &fitting(&text, width - 12, 12), at, 12, QUIET)?;
-            }
-            if series.len() > MOST_ROWS {
-                let more = format!("and {} more", series.len() - MOST_ROWS);
-                write(area, &more, (6, 26 + 22 * MOST_ROWS as i32), 12, QUIET)?;
-            }
-            Ok(())
-        }
+        Kind::Table => table(area, width, series),
         Kind::Grid => cells(area, (width, height), seconds, series, |value| {
             value.clamp(0.0, 1.0)
         }),
@@ -154,6 +157,54 @@ fn one_panel(
             Ok(())
         }
     }
+}
+
+/// One row for each set of labels, one column for each query.
+fn table(area: &Area<'_>, width: i32, series: &[Series]) -> Drawn {
+    const COLUMN_WIDTH: i32 = 120;
+    let mut columns: Vec<&str> = Vec::new();
+    let mut rows: Vec<&str> = Vec::new();
+    for one in series {
+        if !one.column.is_empty() && !columns.contains(&one.column) {
+            columns.push(one.column);
+        }
+        if home(&rows, &one.name).is_none() {
+            rows.push(&one.name);
+        }
+    }
+    let left = |column: usize| width - COLUMN_WIDTH * (columns.len() - column) as i32;
+    for (index, column) in columns.iter().enumerate() {
+        let name = fitting(column, COLUMN_WIDTH - 8, 12);
+        write(area, &name, (left(index), 24), 12, BLACK)?;
+    }
+    for (index, row) in rows.iter().take(MOST_ROWS).enumerate() {
+        let y = 46 + 22 * index as i32;
+        write(area, &fitting(row, left(0) - 12, 12), (6, y), 12, BLACK)?;
+        for one in series
+            .iter()
+            .filter(|one| home(&rows, &one.name) == Some(index))
+        {
+            let column = columns.iter().position(|column| *column == one.column);
+            let latest = one.points.last().map_or(f64::NAN, |(_, value)| *value);
+            if let Some(column) = column {
+                let text = shown(latest, one.unit);
+                write(area, &text, (left(column), y), 12, BLACK)?;
+            }
+        }
+    }
+    if rows.len() > MOST_ROWS {
+        let more = format!("and {} more", rows.len() - MOST_ROWS);
+        write(area, &more, (6, 46 + 22 * MOST_ROWS as i32), 12, BLACK)?;
+    }
+    Ok(())
+}
+
+/// The row that has all labels of a series; it may have more.
+fn home(rows: &[&str], name: &str) -> Option<usize> {
+    rows.iter().position(|row| {
+        let mut labels = name.split(LABELS);
+        labels.all(|label| row.split(LABELS).any(|it| it == label))
+    })
 }
 
 fn graph(area: &Area<'_>, panel: &Panel, seconds: f64, series: &[Series]) -> Drawn {
@@ -202,8 +253,8 @@ fn stack(series: &[Series]) -> Vec<Series> {
             (*at, *sum)
         });
         Series {
-            name: one.name.clone(),
             points: points.collect(),
+            ..one.clone()
         }
     };
     series.iter().map(on_top).collect()
@@ -226,6 +277,7 @@ fn buckets(series: &[Series]) -> Vec<Series> {
         own.push(Series {
             name: shown(bound(one), "s"),
             points: points.collect(),
+            ..one.clone()
         });
         below = Some(one);
     }
@@ -331,6 +383,8 @@ mod tests {
         let points = (0..).map(f64::from).zip(values.iter().copied());
         Series {
             name: name.to_owned(),
+            column: "column",
+            unit: "none",
             points: points.collect(),
         }
     }
@@ -363,6 +417,14 @@ mod tests {
         assert_eq!(names, ["more", "2 ms", "1 ms"]);
         assert_eq!(own[0].points, [(0.0, 1.0), (1.0, 5.0)]);
         assert_eq!(own[1].points, [(0.0, 3.0), (1.0, 2.0)]);
+    }
+
+    #[test]
+    fn a_table_has_one_row_for_labels_that_do_not_differ() {
+        let rows = ["0000:00:03.0  201d  remap", "0000:00:04.0  28c0  bypass"];
+        assert_eq!(home(&rows, "0000:00:04.0  bypass"), Some(1));
+        assert_eq!(home(&rows, "0000:00:04.0  remap"), None);
+        assert_eq!(home(&rows, "0000:00:0"), None);
     }
 
     #[test]

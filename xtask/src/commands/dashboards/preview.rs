@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use vmd_device::Service;
-use xtask_dashboards::preview::{Series, draw};
+use xtask_dashboards::preview::{LABELS, Series, draw};
 use xtask_dashboards::{Kind, Panel, Query};
 use xtask_lab::experiment::{Mode, Session, Setting};
 use xtask_lab::{Artifacts, CpuList, Prometheus};
@@ -83,6 +83,8 @@ fn answer(
                 .map(|(at, value)| (at - begin, *value));
             all.push(Series {
                 name: name(panel, query, &series.labels),
+                column: query.legend,
+                unit: query.unit.unwrap_or(panel.unit),
                 points: points.collect(),
             });
         }
@@ -92,14 +94,14 @@ fn answer(
 
 /// The legend with the values of its labels; in a table, which has none, all labels.
 fn name(panel: &Panel, query: &Query, labels: &BTreeMap<String, String>) -> String {
-    let mut name = query.legend.to_owned();
     if panel.kind == Kind::Table {
         let own = labels.iter().filter(|(key, value)| {
             !value.is_empty() && !matches!(key.as_str(), "__name__" | "job" | "lab")
         });
         let values: Vec<_> = own.map(|(_, value)| value.as_str()).collect();
-        return format!("{name}: {}", values.join(" "));
+        return values.join(LABELS);
     }
+    let mut name = query.legend.to_owned();
     for (key, value) in labels {
         name = name.replace(&format!("{{{{{key}}}}}"), value);
     }
