@@ -80,7 +80,7 @@ impl Dashboard {
             let mut inside = Vec::new();
             for (one, place) in row.places() {
                 let place = json!({ "x": place.x, "y": y + place.y, "w": place.w, "h": place.h });
-                inside.push(panel(one, next(), place));
+                inside.push(panel(one, next(), &place));
             }
             y += row.height();
             let (own, after) = if closed {
@@ -145,7 +145,7 @@ fn variable(variable: &Variable) -> Value {
     })
 }
 
-fn panel(panel: &Panel, id: u32, place: Value) -> Value {
+fn panel(panel: &Panel, id: u32, place: &Value) -> Value {
     let Panel {
         title,
         description,
