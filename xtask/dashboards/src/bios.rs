@@ -64,6 +64,7 @@ fn allocations() -> Vec<Panel> {
              tells.",
         )
         .width(12)
+        .low()
         .query(
             "sum by (instance, regime) (vmdtrace_bio_cache_regime_info{@host})",
             "",

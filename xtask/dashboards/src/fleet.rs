@@ -3,6 +3,9 @@
 
 use crate::model::{Dashboard, Panel, Row, Variable};
 
+/// Rows of a table.
+const ROWS: u32 = 20;
+
 pub(crate) fn dashboard() -> Dashboard {
     Dashboard {
         name: "fleet",
@@ -60,87 +63,87 @@ fn now() -> Vec<Panel> {
     ]
 }
 
+/// The largest values of a recorded series.
+fn most(count: u32, series: &str) -> String {
+    format!("topk({count}, {series}{{@host}})")
+}
+
+/// Another recorded series, of those that have the most of the first.
+fn beside(series: &str, worst: &str) -> String {
+    format!("{series}{{@host}} and {}", most(ROWS, worst))
+}
+
 fn worst() -> Vec<Panel> {
+    let busiest = "instance:vmdtrace_interrupt_seconds_of_busiest_cpu:rate5m";
+    let timeouts = "controller:vmdtrace_timeouts:increase1h";
+    let latency = "controller:vmdtrace_completion_latency_seconds:mean_rate5m";
+    let nothing = "controller:vmdtrace_runs_for_nothing_per_completion:ratio_rate5m";
+    let of_server = |series| beside(series, busiest);
+    let of_controller = |series| beside(series, nothing);
     vec![
         Panel::table(
             "Servers",
             "none",
-            "The busiest CPU first: the share of its time in handlers; then the I/O \
-             rate, time in handlers in CPUs, hits among eligible bios, and failed \
-             searches for vectors within an hour.",
+            "The twenty with the busiest CPU: the share of its time in handlers; then the I/O \
+             rate, time in handlers in CPUs, hits among eligible bios, and failed searches for \
+             vectors within an hour.",
         )
+        .column(&most(ROWS, busiest), "busiest CPU", "percentunit")
         .column(
-            "topk(20, \
-             instance:vmdtrace_interrupt_seconds_of_busiest_cpu:rate5m{@host})",
-            "busiest CPU",
-            "percentunit",
-        )
-        .column(
-            "instance:vmdtrace_completions:rate5m{@host}",
+            &of_server("instance:vmdtrace_completions:rate5m"),
             "I/O rate",
             "iops",
         )
         .query(
-            "instance:vmdtrace_interrupt_seconds:rate5m{@host}",
+            &of_server("instance:vmdtrace_interrupt_seconds:rate5m"),
             "CPUs in handlers",
         )
         .column(
-            "instance:vmdtrace_bio_cache_hits:ratio_rate5m{@host}",
+            &of_server("instance:vmdtrace_bio_cache_hits:ratio_rate5m"),
             "bio hits",
             "percentunit",
         )
         .query(
-            "instance:vmdtrace_vector_allocation_failures:increase1h{@host}",
+            &of_server("instance:vmdtrace_vector_allocation_failures:increase1h"),
             "vectors not found",
         ),
         Panel::table(
             "Controllers with faults",
             "none",
-            "Interrupts lost within an hour, the most first, and time-outs.",
+            "The twenty with the most time-outs within an hour, and how many of these were lost \
+             interrupts.",
         )
         .width(12)
+        .query(&most(ROWS, timeouts), "time-outs")
         .query(
-            "topk(20, controller:vmdtrace_lost_interrupts:increase1h{@host})",
+            &beside("controller:vmdtrace_lost_interrupts:increase1h", timeouts),
             "lost interrupts",
-        )
-        .query(
-            "controller:vmdtrace_timeouts:increase1h{@host}",
-            "time-outs",
         ),
         Panel::table(
             "Controllers by latency",
             "s",
-            "Mean from the start of a request to its completion.",
+            "Mean from the start of a request to its completion, the twenty longest.",
         )
         .width(12)
-        .query(
-            "topk(20, \
-             controller:vmdtrace_completion_latency_seconds:mean_rate5m{@host})",
-            "mean latency",
-        ),
+        .query(&most(ROWS, latency), "mean latency"),
         Panel::table(
             "Controllers by price",
             "none",
-            "Runs for nothing per completion, the most first; completions per \
-             interrupt, the share that lands on other CPUs, and I/O rate.",
+            "The twenty with the most runs for nothing per completion; completions per interrupt, \
+             the share that lands on other CPUs, and I/O rate.",
         )
-        .width(24)
+        .query(&most(ROWS, nothing), "runs for nothing")
         .query(
-            "topk(20, \
-             controller:vmdtrace_runs_for_nothing_per_completion:ratio_rate5m{@host})",
-            "runs for nothing",
-        )
-        .query(
-            "controller:vmdtrace_completions_per_interrupt:ratio_rate5m{@host}",
+            &of_controller("controller:vmdtrace_completions_per_interrupt:ratio_rate5m"),
             "per interrupt",
         )
         .column(
-            "controller:vmdtrace_remote_completions:ratio_rate5m{@host}",
+            &of_controller("controller:vmdtrace_remote_completions:ratio_rate5m"),
             "remote",
             "percentunit",
         )
         .column(
-            "controller:vmdtrace_completions:rate5m{@host}",
+            &of_controller("controller:vmdtrace_completions:rate5m"),
             "I/O rate",
             "iops",
         ),
@@ -150,8 +153,10 @@ fn worst() -> Vec<Panel> {
             "Time in handlers for each completion, by controller.",
         )
         .query(
-            "topk(10, \
-             controller:vmdtrace_handler_seconds_per_completion:ratio_rate5m{@host})",
+            &most(
+                10,
+                "controller:vmdtrace_handler_seconds_per_completion:ratio_rate5m",
+            ),
             "{{instance}} {{controller}}",
         ),
         Panel::graph(
@@ -161,7 +166,7 @@ fn worst() -> Vec<Panel> {
              bypass.",
         )
         .query(
-            "topk(10, controller:vmdtrace_hardware_interrupts:rate5m{@host})",
+            &most(10, "controller:vmdtrace_hardware_interrupts:rate5m"),
             "{{instance}} {{controller}}",
         ),
     ]

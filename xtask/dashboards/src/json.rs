@@ -152,6 +152,7 @@ fn panel(panel: &Panel, id: u32, place: &Value) -> Value {
         kind,
         unit,
         width: _,
+        height: _,
         queries,
     } = panel;
     let (plugin, options, custom) = looks(*kind);

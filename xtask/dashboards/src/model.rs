@@ -64,6 +64,8 @@ pub struct Panel {
     pub unit: &'static str,
     /// In 24ths of the page.
     pub width: u32,
+    /// In lines of the grid.
+    pub height: u32,
     pub queries: Vec<Query>,
 }
 
@@ -132,12 +134,14 @@ impl Panel {
             Kind::Table => 24,
             Kind::Graph | Kind::Stacked | Kind::Grid | Kind::Heatmap => 12,
         };
+        let height = if kind == Kind::Stat { LOW } else { 8 };
         Self {
             title,
             description,
             kind,
             unit,
             width,
+            height,
             queries: Vec::new(),
         }
     }
@@ -166,15 +170,16 @@ impl Panel {
         Self::new(Kind::Heatmap, title, unit, text)
     }
 
-    fn height(&self) -> u32 {
-        match self.kind {
-            Kind::Stat => 4,
-            Kind::Graph | Kind::Stacked | Kind::Table | Kind::Grid | Kind::Heatmap => 8,
-        }
-    }
-
     pub(crate) fn width(self, width: u32) -> Self {
         Self { width, ..self }
+    }
+
+    /// As high as a number.
+    pub(crate) fn low(self) -> Self {
+        Self {
+            height: LOW,
+            ..self
+        }
     }
 
     /// Adds a query; see [`Query::new`].
@@ -216,6 +221,9 @@ impl Row {
     }
 }
 
+/// Lines of a panel that shows a number.
+const LOW: u32 = 4;
+
 /// Columns of a page.
 pub(crate) const PAGE: u32 = 24;
 
@@ -234,7 +242,7 @@ impl Row {
         let (mut x, mut y, mut tallest) = (0, 0, 0);
         let mut places = Vec::new();
         for panel in &self.panels {
-            let (w, h) = (panel.width, panel.height());
+            let (w, h) = (panel.width, panel.height);
             if x + w > PAGE {
                 (x, y, tallest) = (0, y + tallest, 0);
             }

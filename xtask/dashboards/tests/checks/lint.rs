@@ -236,3 +236,37 @@ fn rows_that_need_a_switch_are_closed_and_say_so() {
     }
     assert_eq!(closed, 2);
 }
+
+/// A unit that names no column would be ignored without a word.
+#[test]
+fn columns_of_tables_have_names_of_their_own_and_units_name_columns() {
+    let mut tables = 0;
+    for (file, dashboard) in files() {
+        for panel in panels(&dashboard) {
+            let title = text(&panel["title"]);
+            let mut columns = BTreeSet::new();
+            let mut hidden = 0;
+            for step in list(&panel["transformations"]) {
+                let names = step["options"]["renameByName"].as_object();
+                for name in names.into_iter().flatten().map(|(_, name)| text(name)) {
+                    assert!(columns.insert(name.to_owned()), "{file}: {title}: {name}");
+                }
+                let values = step["options"]["excludeByName"].as_object();
+                let keys = values.into_iter().flatten().map(|(key, _)| key);
+                hidden += keys.filter(|key| key.starts_with("Value")).count();
+            }
+            if panel["type"] == "table" {
+                let queries = list(&panel["targets"]).len();
+                assert_eq!(columns.len() + hidden, queries, "{file}: {title}");
+                tables += 1;
+            }
+            for unit in list(&panel["fieldConfig"]["overrides"]) {
+                let name = text(&unit["matcher"]["options"]);
+                assert!(columns.contains(name), "{file}: {title}: {name}");
+                let value = text(&unit["properties"][0]["value"]);
+                assert!(UNITS.contains(&value), "{file}: {title}: {value}");
+            }
+        }
+    }
+    assert!(tables >= 8, "{tables} tables");
+}
