@@ -19,6 +19,7 @@ mod lines;
 mod loss;
 mod msi;
 pub mod openmetrics;
+mod outside;
 mod placement;
 mod probes;
 mod process;
@@ -67,6 +68,7 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
         lines,
         cpus,
         losses,
+        outside,
         msi,
         bio,
         samples: _,
@@ -86,6 +88,7 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
     placement::add(topology, counters, owned, each_disk, counted, &mut families);
     lines::add_watched(lines, counted, &mut families);
     lines::add_cpus(cpus, counted, &mut families);
+    outside::add(topology, outside, each_disk, counted, &mut families);
     loss::add(topology, losses, each_disk, counted, &mut families);
     msi::add(snapshot, msi, each_disk, counted, &mut families);
     bio::add(bio, counted.bio, &mut families);

@@ -29,7 +29,9 @@ use super::{
     msi::{self, OperationsByName},
     msi_messages::Messages,
     names::{self, NamesError},
-    object, privileges,
+    object,
+    outside::{self, OutsideByName},
+    privileges,
     programs::{Attachment, HANDLER_PROGRAMS, Kprobes, PROGRAMS, Spec},
     requests, threads,
 };
@@ -468,6 +470,7 @@ impl Tracer {
         Counters {
             // Live joins these with the disks and controllers.
             losses: Losses::default(),
+            outside: Vec::new(),
             msi: MsiCounts::default(),
             samples: samples.collect(),
             other_samples,
@@ -501,6 +504,14 @@ impl Tracer {
     /// If the map cannot be read.
     pub fn losses(&self) -> anyhow::Result<LossesByName> {
         losses::read(&self.read().ebpf, &self.loss_totals)
+    }
+
+    /// Completions outside any handler so far, by disk.
+    ///
+    /// # Errors
+    /// If the map cannot be read.
+    pub fn outside(&self) -> anyhow::Result<OutsideByName> {
+        outside::read(&self.read().ebpf)
     }
 
     /// Operations on interrupts so far.

@@ -139,6 +139,7 @@ impl Server {
                 other_samples: SampleCounts::default(),
                 bio: BioCounts::default(),
                 losses: Losses::default(),
+                outside: Vec::new(),
                 msi: MsiCounts::default(),
             },
             probes: [
