@@ -13,6 +13,7 @@
 mod bio;
 mod demo;
 mod device;
+mod disturb;
 mod doctor;
 mod exact;
 mod guest;
@@ -158,7 +159,8 @@ fn main() -> ExitCode {
     let (bios, bio_trials) = bio::trials();
     trials.extend(bio_trials);
     trials.extend(device::trials());
-    trials.extend(doctor::trials());
+    trials.extend(disturb::trials(&table));
+    trials.extend(doctor::trials(&table));
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());
     trials.extend(lost::trials());
