@@ -11,12 +11,11 @@ use crate::snapshot::probes::Counted;
 pub(super) fn add(
     topology: &Topology,
     outside: &[OutsideCompletions],
-    each_disk: bool,
     counted: Counted,
     families: &mut Vec<MetricFamily>,
 ) {
     // Without the handlers nobody knows which are outside them.
-    if !(each_disk && counted.completions && counted.interrupts) {
+    if !(counted.completions && counted.interrupts) {
         return;
     }
     let mut by_disk = CounterFamily::new(
