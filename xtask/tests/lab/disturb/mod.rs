@@ -28,7 +28,7 @@ use crate::kernel_test;
 use crate::server::{PATIENCE, Readings, Server};
 use equations::{Rise, hold, lines_equal_the_kernel};
 
-const KERNELS: [&str; 4] = ["5.10", "6.1", "6.12", "7.3"];
+const KERNELS: [&str; 3] = ["5.10", "6.12", "7.3"];
 const CPUS: u32 = 3;
 const DISKS: u8 = 2;
 /// Of the disks behind the controller that remaps, and of those that bypass it.
