@@ -11,6 +11,7 @@
 //! - [`kernel`], [`requests`], [`btf`]: offsets and addresses of the running kernel.
 //! - [`tracefs`], [`perf`]: kprobes on functions of modules.
 //! - [`losses`]: time-outs and lost interrupts, from a map.
+//! - [`outside`]: completions outside any handler by disk, from a map.
 //! - [`msi`], [`msi_messages`]: operations on interrupts, counted and told.
 //! - [`mapped`]: arrays mapped into this process.
 //! - [`messages`]: the programs' rare messages, to the log.
@@ -31,6 +32,7 @@ pub mod msi;
 pub mod msi_messages;
 pub mod names;
 pub mod object;
+pub mod outside;
 pub mod perf;
 pub mod privileges;
 pub mod programs;

@@ -8,7 +8,7 @@ use nix::time::{ClockId, clock_gettime};
 use super::{
     Detail, Host, Snapshot,
     owners::Owners,
-    rare::Rare,
+    rare::{ByName, Rare},
     source::{SnapshotError, SnapshotSource, SourceOptions},
 };
 use crate::{
@@ -81,6 +81,14 @@ impl Live {
         Ok(live)
     }
 
+    fn counted_by_name(&self) -> anyhow::Result<ByName> {
+        Ok(ByName {
+            losses: self.tracer.losses()?,
+            outside: self.tracer.outside()?,
+            operations: self.tracer.operations()?,
+        })
+    }
+
     fn tell_places(&self) {
         let places = host::cpu_places(&self.roots, self.host.possible_cpus);
         self.tracer.set_places(&places);
@@ -113,18 +121,17 @@ impl SnapshotSource for Live {
     fn snapshot(&self) -> Result<Snapshot, SnapshotError> {
         let taken_ns = now_ns().map_err(SnapshotError::new)?;
         let mut counters = self.tracer.counters();
-        let losses = self.tracer.losses().map_err(SnapshotError::new)?;
-        let operations = self.tracer.operations().map_err(SnapshotError::new)?;
+        let counted = self.counted_by_name().map_err(SnapshotError::new)?;
         let probes = self.tracer.probes();
         let mut known = lock(&self.known);
         let Known { owners, rare } = &mut *known;
-        let news = rare.has_news(&losses, &operations);
+        let news = rare.has_news(&counted);
         if owners.assign(&mut counters, news, || host::read(&self.roots))
             && let Some(topology) = owners.last_reading()
         {
-            rare.hand_over(topology, &losses, &operations);
+            rare.hand_over(topology, &counted);
         }
-        rare.assign(&mut counters, &losses, &operations);
+        rare.assign(&mut counters, &counted);
         let topology = owners.topology();
         let activity = self
             .activity
@@ -149,11 +156,9 @@ impl SnapshotSource for Live {
         self.tracer.raise_generation();
         let mut known = lock(&self.known);
         known.owners.changed(|| self.tracer.counters());
-        match (self.tracer.losses(), self.tracer.operations()) {
-            (Ok(losses), Ok(operations)) => known.rare.changed(losses, operations),
-            (Err(error), _) | (_, Err(error)) => {
-                tracing::debug!("rare events cannot be read: {error:#}");
-            }
+        match self.counted_by_name() {
+            Ok(counted) => known.rare.changed(counted),
+            Err(error) => tracing::debug!("rare events cannot be read: {error:#}"),
         }
     }
 

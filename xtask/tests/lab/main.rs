@@ -14,6 +14,7 @@ mod bio;
 mod dashboards;
 mod demo;
 mod device;
+mod disturb;
 mod doctor;
 mod exact;
 mod guest;
@@ -162,7 +163,8 @@ fn main() -> ExitCode {
     let (scene, dashboard_trials) = dashboards::trials();
     trials.extend(dashboard_trials);
     trials.extend(device::trials());
-    trials.extend(doctor::trials());
+    trials.extend(disturb::trials(&table));
+    trials.extend(doctor::trials(&table));
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());
     trials.extend(lost::trials());
