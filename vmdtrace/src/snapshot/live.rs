@@ -102,6 +102,38 @@ impl Live {
             tracing::warn!("operations on interrupts are not logged: {error:#}");
         }
     }
+
+    /// A Snapshot, and whether the topology was read for it.
+    fn take(&self) -> Result<(Snapshot, bool), SnapshotError> {
+        let taken_ns = now_ns().map_err(SnapshotError::new)?;
+        let mut counters = self.tracer.counters();
+        let losses = self.tracer.losses().map_err(SnapshotError::new)?;
+        let operations = self.tracer.operations().map_err(SnapshotError::new)?;
+        let probes = self.tracer.probes();
+        let mut known = lock(&self.known);
+        let Known { owners, rare } = &mut *known;
+        let news = rare.has_news(&losses, &operations);
+        let has_read_topology = owners.assign(&mut counters, news, || host::read(&self.roots));
+        if has_read_topology && let Some(topology) = owners.last_reading() {
+            rare.hand_over(topology, &losses, &operations);
+        }
+        rare.assign(&mut counters, &losses, &operations);
+        let topology = owners.topology();
+        let activity = self
+            .activity
+            .then(|| Activity::read(&self.roots, &topology));
+        let snapshot = Snapshot {
+            taken_ns,
+            counting_since_ns: self.counting_since_ns,
+            detail: Detail::Lines,
+            host: self.host.clone(),
+            topology,
+            counters,
+            probes,
+            activity,
+        };
+        Ok((snapshot, has_read_topology))
+    }
 }
 
 fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
@@ -111,34 +143,13 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
 
 impl SnapshotSource for Live {
     fn snapshot(&self) -> Result<Snapshot, SnapshotError> {
-        let taken_ns = now_ns().map_err(SnapshotError::new)?;
-        let mut counters = self.tracer.counters();
-        let losses = self.tracer.losses().map_err(SnapshotError::new)?;
-        let operations = self.tracer.operations().map_err(SnapshotError::new)?;
-        let probes = self.tracer.probes();
-        let mut known = lock(&self.known);
-        let Known { owners, rare } = &mut *known;
-        let news = rare.has_news(&losses, &operations);
-        if owners.assign(&mut counters, news, || host::read(&self.roots))
-            && let Some(topology) = owners.last_reading()
-        {
-            rare.hand_over(topology, &losses, &operations);
+        let (snapshot, has_read_topology) = self.take()?;
+        // That takes long on a large host, and it came between our counters and the
+        // kernel's: what is compared would be of different moments.
+        if has_read_topology && self.activity {
+            return self.take().map(|(snapshot, _)| snapshot);
         }
-        rare.assign(&mut counters, &losses, &operations);
-        let topology = owners.topology();
-        let activity = self
-            .activity
-            .then(|| Activity::read(&self.roots, &topology));
-        Ok(Snapshot {
-            taken_ns,
-            counting_since_ns: self.counting_since_ns,
-            detail: Detail::Lines,
-            host: self.host.clone(),
-            topology,
-            counters,
-            probes,
-            activity,
-        })
+        Ok(snapshot)
     }
 
     fn attach_pending(&self) {

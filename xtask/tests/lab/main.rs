@@ -16,6 +16,7 @@ mod device;
 mod doctor;
 mod exact;
 mod guest;
+mod inject;
 mod late_modules;
 mod leftovers;
 mod lost;
@@ -157,6 +158,8 @@ fn main() -> ExitCode {
     trials.extend(exact_trials);
     let (bios, bio_trials) = bio::trials();
     trials.extend(bio_trials);
+    let (diagnoses, inject_trials) = inject::trials();
+    trials.extend(inject_trials);
     trials.extend(device::trials());
     trials.extend(doctor::trials());
     trials.extend(late_modules::trials());
@@ -181,6 +184,7 @@ fn main() -> ExitCode {
     let conclusion = libtest_mimic::run(&arguments, trials);
     table.print();
     bios.print();
+    diagnoses.print();
     // Ends what is still running.
     drop((demo, servers));
     conclusion.exit_code()
