@@ -53,8 +53,8 @@ fn place(name: &str) -> Place {
         // As many CPUs as a guest can have, and Prometheus beside it.
         Some("demo") => Place::SharedAlone("demo"),
         // What other tests do on this machine would be seen as leftovers, or as
-        // interrupts.
-        Some("guest" | "leftovers" | "native" | "soak") => Place::Alone,
+        // interrupts, or make the guest's CPUs slower.
+        Some("guest" | "inject" | "leftovers" | "native" | "soak") => Place::Alone,
         _ => Place::Beside,
     }
 }

@@ -226,11 +226,11 @@ pub fn page() -> String {
                 } else if answer.possible.contains(id) {
                     "p"
                 } else {
-                    "-"
+                    ""
                 }
             })
             .collect();
-        text.push_str(&format!("| {name} | {} | - |\n", cells.join(" | ")));
+        text.push_str(&format!("| {name} | {} | |\n", cells.join(" | ")));
     }
     text
 }

@@ -17,21 +17,21 @@ pub(super) const USUAL: Latency = Latency::Uniform {
     low: 10 * MILLISECOND,
     high: 30 * MILLISECOND,
 };
-const SLOW: Latency = Latency::Fixed(40 * MILLISECOND);
+const SLOW: Latency = Latency::Fixed(80 * MILLISECOND);
+/// Far more than the emulated CPUs can do, at the depth that is used.
+const FAST: Latency = Latency::Fixed(MILLISECOND);
 /// The read is done inside the doorbell write.
 const NONE: Latency = Latency::Fixed(0);
 
-const IO_URING: Engine = Engine::IoUring { polled: false };
-
 /// All of them. Of one server, each runs after those above it.
-pub static ALL: [Injection; 15] = [
+pub static ALL: &[Injection] = &[
     Injection {
         name: "one-disk-remap",
         what: "nothing: one disk alone behind a controller that remaps",
         server: Server::Spread,
         windows: &[Window {
             before: &[],
-            load: load("R", 1, "0-3", 8),
+            load: load("R", 1, "0-3", 4),
             after: &[],
             answer: Answer::NOTHING,
         }],
@@ -43,7 +43,7 @@ pub static ALL: [Injection; 15] = [
         server: Server::Spread,
         windows: &[Window {
             before: &[],
-            load: load("B", 1, "0-3", 8),
+            load: cached(load("B", 1, "0-3", 4)),
             after: &[],
             answer: Answer::NOTHING,
         }],
@@ -55,7 +55,7 @@ pub static ALL: [Injection; 15] = [
         server: Server::Spread,
         windows: &[Window {
             before: &[Action::Shell(SPREAD)],
-            load: load("R", 12, "0-3", 4),
+            load: load("R", 12, "0-3", 2),
             after: &[],
             answer: Answer::NOTHING,
         }],
@@ -68,13 +68,13 @@ pub static ALL: [Injection; 15] = [
         windows: &[
             Window {
                 before: &[Action::Device("R", slow)],
-                load: load("R", 4, "0-3", 16),
+                load: load("R", 2, "0-3", 16),
                 after: &[],
                 answer: Answer::NOTHING,
             },
             Window {
                 before: &[],
-                load: load("R", 4, "0-3", 8),
+                load: load("R", 2, "0-3", 8),
                 after: &[Action::Device("R", usual)],
                 answer: Answer::allows(&["h0-load"]),
             },
@@ -103,18 +103,13 @@ pub static ALL: [Injection; 15] = [
     },
     Injection {
         name: "few-vectors",
-        what: "20 interrupts of four disks on one vector, which aggregates",
+        what: "10 queues of eight disks on each vector",
         server: Server::Spread,
         windows: &[Window {
             before: &[],
-            // By libaio, as in "pinned": one vector is one CPU, where the requests
-            // of the others end remotely.
-            load: InjectedLoad {
-                engine: Engine::Libaio,
-                ..load("F", 4, "0-3", 4)
-            },
+            load: load("F", 2, "0-3", 4),
             after: &[],
-            answer: Answer::supports(&["h5-queues"]),
+            answer: Answer::supports(&["runs-for-nothing"]),
         }],
         compared: None,
     },
@@ -124,7 +119,7 @@ pub static ALL: [Injection; 15] = [
         server: Server::Spread,
         windows: &[Window {
             before: &[Action::Device("R", reduce_link)],
-            load: load("R", 2, "0-3", 8),
+            load: load("R", 2, "0-3", 4),
             after: &[Action::Device("R", restore_link)],
             answer: Answer::supports(&["h9-link"]),
         }],
@@ -132,28 +127,32 @@ pub static ALL: [Injection; 15] = [
     },
     Injection {
         name: "starved-cache",
-        what: "all vectors on CPU 0 and requests of other CPUs, at a latency that hides it",
+        what: "all vectors on CPU 0 and requests of other CPUs, at a latency that hides it: bios end \
+               where the interrupt is, then in a softirq where the request came from",
         server: Server::Spread,
-        windows: &[Window {
-            before: &[Action::Shell(PIN)],
-            load: load("R", 4, "1-3", 8),
-            after: &[],
-            answer: Answer::supports(&["bio-cache-starved"]),
-        }],
+        windows: &[
+            Window {
+                before: &[Action::Shell(PIN)],
+                load: cached(load("R", 4, "1-3", 2)),
+                after: &[],
+                answer: Answer::supports(&["bio-cache-starved"]),
+            },
+            Window {
+                before: &[Action::Shell(END_WHERE_SENT)],
+                load: cached(load("R", 4, "1-3", 2)),
+                after: &[],
+                answer: Answer::supports(&["bio-cache-starved"]),
+            },
+        ],
         compared: None,
     },
     Injection {
         name: "pinned",
-        what: "all vectors on CPU 0 and requests of CPU 1, at no latency",
+        what: "all vectors on CPU 0, which cannot keep up with the requests of two others",
         server: Server::Spread,
         windows: &[Window {
-            before: &[Action::Shell(PIN), Action::Device("R", none)],
-            // By a way that asks for no bio of the cache (block/fops.c): its
-            // emptiness would be another finding, which "starved-cache" has.
-            load: InjectedLoad {
-                engine: Engine::Libaio,
-                ..load("R", 4, "1", 16)
-            },
+            before: &[Action::Shell(PIN), Action::Device("R", fast)],
+            load: load("R", 12, "1-2", 16),
             after: &[Action::Shell(SPREAD), Action::Device("R", usual)],
             answer: Answer::supports(&["h3-placement"]),
         }],
@@ -164,24 +163,21 @@ pub static ALL: [Injection; 15] = [
         what: "interrupts of a disk that get lost, and are found when their commands time out",
         server: Server::Spread,
         windows: &[Window {
-            before: &[Action::Shell(SHORT_TIMEOUT), Action::Device("R", drop_of_0)],
-            load: load("R", 1, "0-3", 4),
+            before: &[Action::Shell(SHORT_TIMEOUT), Action::Device("R", drop_msis)],
+            load: load("R", 2, "0-3", 4),
             after: &[],
-            answer: Answer::NOTHING,
+            answer: Answer::supports(&["lost-interrupts"]),
         }],
         compared: None,
     },
     Injection {
-        name: "never-enabled",
-        what: "a disk of which no interrupt arrives",
+        name: "stalled-disk",
+        what: "a disk that takes requests and ends none",
         server: Server::Spread,
         windows: &[Window {
-            before: &[Action::Device("R", drop_of_1)],
-            load: InjectedLoad {
-                hangs: true,
-                ..load("R", 3, "0-3", 8)
-            },
-            after: &[],
+            before: &[Action::Device("B", stall)],
+            load: load("B", 2, "0-3", 4),
+            after: &[Action::Device("B", resume)],
             answer: Answer::supports(&["stalled-disk"]),
         }],
         compared: None,
@@ -196,10 +192,7 @@ pub static ALL: [Injection; 15] = [
                 Action::Shell(END_WHERE_FOUND),
                 Action::Device("R", none),
             ],
-            load: InjectedLoad {
-                engine: Engine::Libaio,
-                ..load("R", 4, "1", 16)
-            },
+            load: load("R", 4, "1", 16),
             after: &[],
             answer: Answer::NOTHING,
         }],
@@ -211,7 +204,7 @@ pub static ALL: [Injection; 15] = [
         server: Server::Translated,
         windows: &[Window {
             before: &[],
-            load: load("S", 2, "0-1", 8),
+            load: load("S", 2, "0-1", 4),
             after: &[],
             answer: Answer::supports(&["forced-remap"]),
         }],
@@ -223,9 +216,21 @@ pub static ALL: [Injection; 15] = [
         server: Server::Iommu,
         windows: &[Window {
             before: &[],
-            load: load("R", 2, "0-1", 8),
+            load: load("R", 2, "0-1", 4),
             after: &[],
             answer: Answer::supports(&["h7-iommu"]),
+        }],
+        compared: None,
+    },
+    Injection {
+        name: "never-enabled",
+        what: "a driver that does not enable the interrupts of a controller's children",
+        server: Server::NeverEnabled,
+        windows: &[Window {
+            before: &[],
+            load: load("N", 1, "0", 32),
+            after: &[],
+            answer: Answer::supports(&["child-never-enabled"]),
         }],
         compared: None,
     },
@@ -235,7 +240,7 @@ pub static ALL: [Injection; 15] = [
         server: Server::Erratum,
         windows: &[Window {
             before: &[],
-            load: load("Q", 2, "0-1", 8),
+            load: load("Q", 2, "0-1", 4),
             after: &[],
             answer: Answer::supports(&["config-read-per-interrupt"]),
         }],
@@ -243,14 +248,24 @@ pub static ALL: [Injection; 15] = [
     },
 ];
 
+/// By a way that asks for no bio of the CPU's cache (block/fops.c). With io_uring an
+/// empty cache would be a second finding, and a true one, wherever requests end on
+/// another CPU: in remap a queue's vector is on any CPU.
 const fn load(tag: &'static str, disks: usize, cpus: &'static str, depth: u32) -> InjectedLoad {
     InjectedLoad {
         tag,
         disks,
         cpus,
         depth,
-        engine: IO_URING,
-        hangs: false,
+        engine: Engine::Libaio,
+    }
+}
+
+/// By a way that does ask for it.
+const fn cached(load: InjectedLoad) -> InjectedLoad {
+    InjectedLoad {
+        engine: Engine::IoUring { polled: false },
+        ..load
     }
 }
 
@@ -263,6 +278,8 @@ const SPREAD: &str = "cpus=$(nproc); next=0; for it in /proc/irq/*/vmd*; do \
 /// Completions end where their interrupt is, not where their request came from.
 const END_WHERE_FOUND: &str =
     "for it in $disks; do echo 0 > /sys/block/$it/queue/rq_affinity; done";
+/// Completions end on the very CPU their request came from, in a softirq there.
+const END_WHERE_SENT: &str = "for it in $disks; do echo 2 > /sys/block/$it/queue/rq_affinity; done";
 /// In milliseconds; 30 s otherwise.
 const SHORT_TIMEOUT: &str =
     "for it in $disks; do echo 2000 > /sys/block/$it/queue/io_timeout; done";
@@ -286,14 +303,18 @@ fn slow() -> Vec<Request> {
     service(SLOW)
 }
 
+fn fast() -> Vec<Request> {
+    service(FAST)
+}
+
 fn none() -> Vec<Request> {
     service(NONE)
 }
 
-/// A fifth of what four disks at [`SLOW`] do at the depth that is used.
+/// An eighth of what four disks at [`SLOW`] do at the depth that is used.
 fn cap() -> Vec<Request> {
     let service = SharedService {
-        iops: Some(1200),
+        iops: Some(400),
         from_disks: 4,
         ..SharedService::default()
     };
@@ -320,14 +341,13 @@ fn restore_link() -> Vec<Request> {
     link(Link::default())
 }
 
-/// As many as can be told at once, of the queues for I/O of four CPUs: more than a
+/// As many as can be told at once, of the queues for I/O of four CPUs: more than the
 /// window has, since what waits for an interrupt sends nothing.
-fn drop_all(disk: usize) -> Vec<Request> {
-    let queues = 1..=4;
-    let drops = queues.flat_map(|queue| {
+fn drop_msis() -> Vec<Request> {
+    let drops = (1..=4).flat_map(|vector| {
         (1..=16).map(move |nth| Request::MsiFault {
-            disk,
-            vector: Some(queue),
+            disk: 0,
+            vector: Some(vector),
             nth,
             fault: MsiFault::Drop,
         })
@@ -335,10 +355,10 @@ fn drop_all(disk: usize) -> Vec<Request> {
     drops.collect()
 }
 
-fn drop_of_0() -> Vec<Request> {
-    drop_all(0)
+fn resume() -> Vec<Request> {
+    vec![Request::Resume { disk: 0 }]
 }
 
-fn drop_of_1() -> Vec<Request> {
-    drop_all(1)
+fn stall() -> Vec<Request> {
+    vec![Request::Stall { disk: 0 }]
 }

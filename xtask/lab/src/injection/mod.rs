@@ -5,6 +5,7 @@
 
 mod answer;
 mod catalogue;
+mod driver;
 mod run;
 mod server;
 
@@ -32,7 +33,7 @@ pub struct Injection {
     pub compared: Option<Answer>,
 }
 
-/// A load, and what is done before and after it.
+/// A load, what is done before it, and what is done before it ends.
 #[derive(Debug)]
 pub struct Window {
     pub before: &'static [Action],
@@ -53,8 +54,6 @@ pub struct InjectedLoad {
     /// Reads in flight on each disk.
     pub depth: u32,
     pub engine: Engine,
-    /// Whether it can never end, since its last reads do not.
-    pub hangs: bool,
 }
 
 /// Something done to the guest or to an emulated controller.
@@ -102,7 +101,7 @@ mod tests {
 
     #[test]
     fn every_load_fits_its_server() {
-        for injection in &ALL {
+        for injection in ALL {
             let config = injection.server.config();
             assert!(!injection.windows.is_empty(), "{}", injection.name);
             assert!(

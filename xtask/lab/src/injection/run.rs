@@ -5,16 +5,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::answer::row_name;
+use super::driver;
 use super::{Action, Answer, Found, InjectedLoad, Injection, Server, Window};
-use crate::artifacts::{Artifacts, VMDTRACE};
+use crate::artifacts::{Artifacts, VMDTRACE, module_path};
 use crate::command::GuestCommand;
 use crate::disks::GuestDisk;
 use crate::error::{LabError, Result};
 use crate::fio::{Bound, Load};
-use crate::guest::Guest;
+use crate::guest::{Guest, GuestFile};
 use crate::interrupt;
 use crate::temporary::Folder;
 
+const VMD: &str = "vmd";
 /// What is looked at: short, and long enough for the kernel's ticks.
 const SECONDS: u64 = 5;
 /// For what takes seconds on an idle host.
@@ -58,13 +60,29 @@ impl<'a> Site<'a> {
     /// # Errors
     /// When the guest does not come up.
     pub fn boot(artifacts: &'a Artifacts, server: Server) -> Result<Self> {
-        let guest = Guest::boot(artifacts, &server.config())?;
+        let folder = Folder::new("recordings")?;
+        let mut config = server.config();
+        if server.has_faulty_driver() {
+            let driver = artifacts.module(VMD)?;
+            let file = folder.path().join("vmd.ko");
+            std::fs::write(&file, driver::that_never_enables(&driver)?)
+                .map_err(LabError::path(&file))?;
+            config.files.push(GuestFile {
+                on_host: file,
+                in_guest: module_path(VMD),
+                mode: 0o644,
+            });
+        }
+        let guest = Guest::boot(artifacts, &config)?;
+        for (module, parameters) in server.modules() {
+            guest.load_module(module, parameters)?;
+        }
         let disks = guest.await_disks(PATIENCE)?;
         Ok(Self {
             artifacts,
             guest,
             disks,
-            folder: Folder::new("recordings")?,
+            folder,
         })
     }
 
@@ -130,10 +148,8 @@ impl<'a> Site<'a> {
         if !recorded.success() {
             return Err(recorded.error(&record, &format!("failed ({})", recorded.exit)));
         }
-        if !window.load.hangs {
-            fio.stop(PATIENCE)?;
-        }
         self.act(window.after, &load)?;
+        fio.stop(PATIENCE)?;
 
         let content = self.guest.read_file(&in_guest)?;
         let file = self.folder.path().join(name);

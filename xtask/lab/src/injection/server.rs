@@ -11,8 +11,8 @@ use crate::qemu::Iommu;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Server {
     /// Four CPUs, and three controllers: `R` remaps 12 disks with a vector for
-    /// each of their interrupts, `B` is bypassed, `F` remaps 4 disks with one
-    /// vector.
+    /// each of their interrupts, `B` is bypassed, `F` remaps 8 disks with four
+    /// vectors.
     Spread,
     /// Two CPUs, `R` with 4 disks that remaps.
     TwoCpus,
@@ -20,6 +20,9 @@ pub enum Server {
     Translated,
     /// The IOMMU translates for `R`.
     Iommu,
+    /// One CPU and `N`, whose driver does not enable the interrupts of its
+    /// children: what they do is found by time-outs alone.
+    NeverEnabled,
     /// `Q`, a client part with an erratum, on the first kernel that works around
     /// it.
     Erratum,
@@ -27,11 +30,12 @@ pub enum Server {
 
 impl Server {
     /// All, in the order in which tests boot them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Spread,
         Self::TwoCpus,
         Self::Translated,
         Self::Iommu,
+        Self::NeverEnabled,
         Self::Erratum,
     ];
 
@@ -43,6 +47,7 @@ impl Server {
             Self::TwoCpus => "two-cpus",
             Self::Translated => "translated",
             Self::Iommu => "iommu",
+            Self::NeverEnabled => "never-enabled",
             Self::Erratum => "erratum",
         }
     }
@@ -80,7 +85,8 @@ impl Server {
                     // vector is for ports.
                     vmd("R", remap, 12, 61),
                     vmd("B", DeviceId::Bypass28c0, 2, 8),
-                    vmd("F", remap, 4, 2),
+                    // A disk gets no more vectors than the controller has.
+                    vmd("F", remap, 8, 5),
                 ],
             ),
             Self::TwoCpus => (2, Iommu::Absent, vec![vmd("R", remap, 4, 16)]),
@@ -93,13 +99,35 @@ impl Server {
                 }],
             ),
             Self::Iommu => (2, Iommu::Translating, vec![vmd("R", remap, 2, 8)]),
+            Self::NeverEnabled => (1, Iommu::Absent, vec![vmd("N", remap, 1, 3)]),
             Self::Erratum => (2, Iommu::Absent, vec![vmd("Q", DeviceId::Client7d0b, 2, 8)]),
         };
         GuestConfig {
             cpus,
             iommu,
             controllers,
+            modules: Vec::new(),
             ..GuestConfig::default()
         }
+    }
+
+    /// Its modules in the order of loading, with their parameters.
+    #[must_use]
+    pub fn modules(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            // In seconds. Every command of a disk waits for its time-out.
+            Self::NeverEnabled => &[
+                ("nvme_core", "admin_timeout=1 io_timeout=1"),
+                ("vmd", ""),
+                ("nvme", ""),
+            ],
+            _ => &[("vmd", ""), ("nvme", "")],
+        }
+    }
+
+    /// Whether its vmd driver is one that does not enable what it should.
+    #[must_use]
+    pub fn has_faulty_driver(self) -> bool {
+        self == Self::NeverEnabled
     }
 }
