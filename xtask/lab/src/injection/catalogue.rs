@@ -18,8 +18,6 @@ pub(super) const USUAL: Latency = Latency::Uniform {
     high: 30 * MILLISECOND,
 };
 const SLOW: Latency = Latency::Fixed(80 * MILLISECOND);
-/// Far more than the emulated CPUs can do, at the depth that is used.
-const FAST: Latency = Latency::Fixed(MILLISECOND);
 /// The read is done inside the doorbell write.
 const NONE: Latency = Latency::Fixed(0);
 
@@ -107,9 +105,10 @@ pub static ALL: &[Injection] = &[
         server: Server::Spread,
         windows: &[Window {
             before: &[],
-            load: load("F", 2, "0-3", 4),
+            load: load("F", 2, "0-3", 2),
             after: &[],
-            answer: Answer::supports(&["runs-for-nothing"]),
+            // The first is what was made, the second what it does.
+            answer: Answer::supports(&["h5-queues", "runs-for-nothing"]),
         }],
         compared: None,
     },
@@ -148,12 +147,12 @@ pub static ALL: &[Injection] = &[
     },
     Injection {
         name: "pinned",
-        what: "all vectors on CPU 0, which cannot keep up with the requests of two others",
+        what: "all vectors on CPU 0, which is full, and requests of other CPUs, which are not",
         server: Server::Spread,
         windows: &[Window {
-            before: &[Action::Shell(PIN), Action::Device("R", fast)],
-            load: load("R", 12, "1-2", 16),
-            after: &[Action::Shell(SPREAD), Action::Device("R", usual)],
+            before: &[Action::Shell(PIN), Action::Shell(BURN_CPU_0)],
+            load: load("R", 4, "1-3", 2),
+            after: &[Action::Shell(SPREAD), Action::Shell(END_BURNING)],
             answer: Answer::supports(&["h3-placement"]),
         }],
         compared: None,
@@ -164,7 +163,9 @@ pub static ALL: &[Injection] = &[
         server: Server::Spread,
         windows: &[Window {
             before: &[Action::Shell(SHORT_TIMEOUT), Action::Device("R", drop_msis)],
-            load: load("R", 2, "0-3", 4),
+            // One after the other, so that there are enough of them: each takes a
+            // time-out.
+            load: load("R", 3, "0-3", 1),
             after: &[],
             answer: Answer::supports(&["lost-interrupts"]),
         }],
@@ -184,16 +185,17 @@ pub static ALL: &[Injection] = &[
     },
     Injection {
         name: "cpu-time",
-        what: "all interrupts on one of two CPUs, which ends the other's requests, at no latency",
+        what: "all interrupts on one of two CPUs, while the other has no time for them",
         server: Server::TwoCpus,
         windows: &[Window {
             before: &[
                 Action::Shell(PIN),
                 Action::Shell(END_WHERE_FOUND),
+                Action::Shell(BURN_CPU_1),
                 Action::Device("R", none),
             ],
             load: load("R", 4, "1", 16),
-            after: &[],
+            after: &[Action::Shell(END_BURNING)],
             answer: Answer::NOTHING,
         }],
         compared: None,
@@ -227,8 +229,10 @@ pub static ALL: &[Injection] = &[
         what: "a driver that does not enable the interrupts of a controller's children",
         server: Server::NeverEnabled,
         windows: &[Window {
-            before: &[],
-            load: load("N", 1, "0", 32),
+            // Many, and each at a moment of its own: that a child is not called tells
+            // something only where its vector is interrupted often.
+            before: &[Action::Device("N", scattered)],
+            load: load("N", 1, "0", 256),
             after: &[],
             answer: Answer::supports(&["child-never-enabled"]),
         }],
@@ -280,6 +284,14 @@ const END_WHERE_FOUND: &str =
     "for it in $disks; do echo 0 > /sys/block/$it/queue/rq_affinity; done";
 /// Completions end on the very CPU their request came from, in a softirq there.
 const END_WHERE_SENT: &str = "for it in $disks; do echo 2 > /sys/block/$it/queue/rq_affinity; done";
+/// The CPU has no time to spare: a program takes it that yields to any other.
+const BURN_CPU_0: &str = "fio --name=burn --ioengine=cpuio --cpuload=100 --cpus_allowed=0 \
+                          --nice=19 --time_based=1 --runtime=600 > /dev/null 2>&1 & \
+                          echo $! > /tmp/burning";
+const BURN_CPU_1: &str = "fio --name=burn --ioengine=cpuio --cpuload=100 --cpus_allowed=1 \
+                          --nice=19 --time_based=1 --runtime=600 > /dev/null 2>&1 & \
+                          echo $! > /tmp/burning";
+const END_BURNING: &str = "kill $(cat /tmp/burning)";
 /// In milliseconds; 30 s otherwise.
 const SHORT_TIMEOUT: &str =
     "for it in $disks; do echo 2000 > /sys/block/$it/queue/io_timeout; done";
@@ -303,8 +315,11 @@ fn slow() -> Vec<Request> {
     service(SLOW)
 }
 
-fn fast() -> Vec<Request> {
-    service(FAST)
+fn scattered() -> Vec<Request> {
+    service(Latency::Uniform {
+        low: 10 * MILLISECOND,
+        high: 300 * MILLISECOND,
+    })
 }
 
 fn none() -> Vec<Request> {

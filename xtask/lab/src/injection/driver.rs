@@ -25,6 +25,11 @@ const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 /// A call, with its operand: that of ftrace, which has to stay.
 const CALL: (u8, usize) = (0xe8, 5);
 
+/// What a signed module ends with, and before it the length of the signature in
+/// big-endian, in a struct of this size (include/linux/module_signature.h).
+const SIGNED: &[u8] = b"~Module signature appended~\n";
+const SIGNATURE_INFORMATION: usize = 12;
+
 /// The driver as it was in some of 6.17, where nothing called that function
 /// any more: a child's interrupt is unmasked, its vector is interrupted, and no
 /// handler of a child is called.
@@ -72,16 +77,43 @@ pub(super) fn that_never_enables(module: &[u8]) -> Result<Vec<u8>> {
     if section.relocations().any(|(at, _)| replaced.contains(&at)) {
         return Err(bad("vmd_irq_enable begins with an address"));
     }
-    let mut changed = module.to_vec();
+    let mut changed = unsigned(module).to_vec();
     if let Some(code) = changed.get_mut(begin + body..begin + body + UNMASK.len()) {
         code.copy_from_slice(&UNMASK);
     }
     Ok(changed)
 }
 
+/// Without its signature, which would be wrong: then the kernel does not load it,
+/// while one without is a matter of policy.
+fn unsigned(module: &[u8]) -> &[u8] {
+    let without = || {
+        let rest = module.strip_suffix(SIGNED)?;
+        let (rest, information) =
+            rest.split_at_checked(rest.len().checked_sub(SIGNATURE_INFORMATION)?)?;
+        let length = information.last_chunk().map(|it| u32::from_be_bytes(*it))?;
+        rest.get(..rest.len().checked_sub(length as usize)?)
+    };
+    without().unwrap_or(module)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_signature_is_cut_off() {
+        let mut signed = b"ELF...".to_vec();
+        signed.extend([7; 300]);
+        signed.extend([0, 0, 2, 0, 0, 0, 0, 0]);
+        signed.extend(300_u32.to_be_bytes());
+        signed.extend(SIGNED);
+        assert_eq!(unsigned(&signed), b"ELF...");
+        assert_eq!(unsigned(b"ELF..."), b"ELF...");
+        // One that says it is longer than the file.
+        assert_eq!(unsigned(&signed[200..]), &signed[200..]);
+        assert_eq!(unsigned(SIGNED), SIGNED);
+    }
 
     #[test]
     fn what_is_no_such_module_is_refused() {

@@ -44,7 +44,7 @@ pub struct Window {
 }
 
 /// Reads of 4 KiB at random, until the window is over.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct InjectedLoad {
     /// Of the controller whose first disks are read.
     pub tag: &'static str,

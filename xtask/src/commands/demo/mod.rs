@@ -52,7 +52,7 @@ pub(crate) struct Args {
     /// 0-2,5; one disk is read from the first of them [default: all]
     #[arg(long, value_name = "LIST")]
     fio_cpus: Option<CpuList>,
-    /// End after the table instead of leaving the daemon and Prometheus open
+    /// End after the diagnoses instead of leaving the daemon and Prometheus open
     #[arg(long)]
     once: bool,
     /// Write all figures to a file
