@@ -8,6 +8,7 @@ use super::Roots;
 use super::files::{self, Files};
 use super::number_list::{NumberList, number};
 use super::topology::{IdleState, IdleStates, Machine, NumaNode};
+use super::vmd_driver;
 
 /// Options of the kernel's command line that are kept: exact names, and
 /// beginnings that end in `.` or `=`.
@@ -61,6 +62,7 @@ pub(super) fn read(files: &mut Files, roots: &Roots) -> Machine {
         hypervisor: hypervisor(files, roots, virtual_machine),
         irqbalance: irqbalance(files, roots),
         interrupt_remapping: interrupt_remapping(files, roots),
+        driver_knows_bypass: vmd_driver::knows_bypass(roots),
     }
 }
 
@@ -398,6 +400,7 @@ mod tests {
             hypervisor: text("QEMU"),
             irqbalance: Some(true),
             interrupt_remapping: Some(true),
+            driver_knows_bypass: None,
         };
         assert_eq!(found, expected);
     }

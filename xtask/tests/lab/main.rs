@@ -11,6 +11,7 @@
 )]
 
 mod bio;
+mod dashboards;
 mod demo;
 mod device;
 mod doctor;
@@ -50,6 +51,7 @@ fn place(name: &str) -> Place {
         // Their tests share a guest that the first one boots and the last one ends.
         Some("remap") => Place::Shared("remap"),
         Some("bypass") => Place::Shared("bypass"),
+        Some("dashboards") => Place::Shared("dashboards"),
         // As many CPUs as a guest can have, and Prometheus beside it.
         Some("demo") => Place::SharedAlone("demo"),
         // What other tests do on this machine would be seen as leftovers, or as
@@ -160,6 +162,8 @@ fn main() -> ExitCode {
     trials.extend(bio_trials);
     let (diagnoses, inject_trials) = inject::trials();
     trials.extend(inject_trials);
+    let (scene, dashboard_trials) = dashboards::trials();
+    trials.extend(dashboard_trials);
     trials.extend(device::trials());
     trials.extend(doctor::trials());
     trials.extend(late_modules::trials());
@@ -186,6 +190,6 @@ fn main() -> ExitCode {
     bios.print();
     diagnoses.print();
     // Ends what is still running.
-    drop((demo, servers));
+    drop((demo, servers, scene));
     conclusion.exit_code()
 }
