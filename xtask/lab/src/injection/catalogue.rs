@@ -151,7 +151,7 @@ pub static ALL: &[Injection] = &[
         server: Server::Spread,
         windows: &[Window {
             before: &[Action::Shell(PIN), Action::Shell(BURN_CPU_0)],
-            load: load("R", 4, "1-3", 2),
+            load: load("R", 4, "1-3", 8),
             after: &[Action::Shell(SPREAD), Action::Shell(END_BURNING)],
             answer: Answer::supports(&["h3-placement"]),
         }],
