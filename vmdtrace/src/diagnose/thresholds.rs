@@ -74,7 +74,7 @@ thresholds! {
     other_node_high = 0.81, "of the interrupt time", "Even over two nodes it is a half, over four three quarters: beyond that most of it was put there.";
     config_read_ns = 800.0, "ns per child", "A read over PCI Express takes about a microsecond, the loop over children without one some ten nanoseconds (our estimate).";
     bio_hits = 0.50, "of eligible bios", "A load that fills its own cache hits nearly always.";
-    bio_softirq = 0.50, "of freed bios with a cache", "What is freed in a softirq goes to the slab (`bio_put_percpu_cache` in block/bio.c), so at half the cache cannot be refilled.";
+    bio_softirq = 0.50, "of freed bios with a cache", "What is freed in a softirq, or where the cache is full, goes to the slab (`bio_put_percpu_cache` in block/bio.c), so at half the cache cannot be refilled.";
     rate_changed = 1.25, "times the smaller rate", "As latency_grew, which it is the other side of (Little).";
     change_floor = 0.05, "of the smaller number", "Runs of the same load differ by up to a few per cent even where the spread inside each is smaller.";
     cpu_time_same = 1.10, "times the CPU time per I/O", "Within the spread of runs. Between this and cpu_time_grew nothing is claimed.";

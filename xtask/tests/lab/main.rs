@@ -18,6 +18,7 @@ mod disturb;
 mod doctor;
 mod exact;
 mod guest;
+mod inject;
 mod late_modules;
 mod leftovers;
 mod lost;
@@ -55,8 +56,8 @@ fn place(name: &str) -> Place {
         // As many CPUs as a guest can have, and Prometheus beside it.
         Some("demo") => Place::SharedAlone("demo"),
         // What other tests do on this machine would be seen as leftovers, or as
-        // interrupts.
-        Some("guest" | "leftovers" | "native" | "soak") => Place::Alone,
+        // interrupts, or make the guest's CPUs slower.
+        Some("guest" | "inject" | "leftovers" | "native" | "soak") => Place::Alone,
         _ => Place::Beside,
     }
 }
@@ -160,6 +161,8 @@ fn main() -> ExitCode {
     trials.extend(exact_trials);
     let (bios, bio_trials) = bio::trials();
     trials.extend(bio_trials);
+    let (diagnoses, inject_trials) = inject::trials();
+    trials.extend(inject_trials);
     let (scene, dashboard_trials) = dashboards::trials();
     trials.extend(dashboard_trials);
     trials.extend(device::trials());
@@ -187,6 +190,7 @@ fn main() -> ExitCode {
     let conclusion = libtest_mimic::run(&arguments, trials);
     table.print();
     bios.print();
+    diagnoses.print();
     // Ends what is still running.
     drop((demo, servers, scene));
     conclusion.exit_code()
