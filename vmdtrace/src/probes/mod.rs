@@ -9,6 +9,7 @@
 //! - [`names`]: action-name patterns -> the automaton the programs step through.
 //! - [`bio`]: the programs for bios, and what they must know of the kernel.
 //! - [`kernel`], [`requests`], [`btf`]: offsets and addresses of the running kernel.
+//! - [`kallsyms`]: the kernel's list of symbols, which somebody else may have opened.
 //! - [`tracefs`], [`perf`]: kprobes on functions of modules.
 //! - [`losses`]: time-outs and lost interrupts, from a map.
 //! - [`outside`]: completions outside any handler by disk, from a map.
@@ -24,6 +25,7 @@ pub mod btf;
 pub mod counts;
 pub mod fdinfo;
 pub mod hook;
+pub mod kallsyms;
 pub mod kernel;
 pub mod losses;
 pub mod mapped;

@@ -24,6 +24,7 @@ mod leftovers;
 mod lost;
 mod msi;
 mod native;
+mod package;
 mod placement;
 mod recordings;
 mod server;
@@ -173,6 +174,7 @@ fn main() -> ExitCode {
     trials.extend(lost::trials());
     trials.extend(msi::trials());
     trials.extend(native::trials());
+    trials.extend(package::trials());
     trials.extend(placement::trials());
     trials.extend(recordings::trials());
     trials.extend(shell::trials());
