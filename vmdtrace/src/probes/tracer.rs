@@ -15,6 +15,7 @@ use vmdtrace_common::{
     CpuBank, LineCell, LineEntry, LossTotals, NameTable, Place, RequestLayout,
     bio_cells::{BioBank, BioCall, BioSet, CALLS, SETS},
     cells::kind,
+    loss::MAX_OUTSIDE_DISKS,
     msi::MsiTotals,
     samples::{self, Pending},
 };
@@ -70,7 +71,7 @@ impl Sizes {
         }
     }
 
-    /// Bytes of the arrays.
+    /// Bytes of the maps that grow with the host, or are large on any.
     #[must_use]
     pub fn bytes(self) -> usize {
         self.cpus as usize * size_of::<CpuBank>()
@@ -83,6 +84,7 @@ impl Sizes {
             + self.cpus as usize * size_of::<BioBank>()
             + SETS as usize * size_of::<BioSet>()
             + CALLS as usize * size_of::<BioCall>()
+            + MAX_OUTSIDE_DISKS * self.cpus as usize * size_of::<u64>()
     }
 }
 
