@@ -10,7 +10,8 @@
 //! ```
 //!
 //! `web/` serves the metrics, `uevent/` tells the source of Snapshots when devices
-//! and modules come and go.
+//! and modules come and go, `helper/` is the part of the daemon that keeps its
+//! privileges.
 //!
 //! Nothing above the [`snapshot::Snapshot`] knows aya, nothing below it knows
 //! Prometheus.
@@ -18,6 +19,7 @@
 pub mod cli;
 pub mod commands;
 pub mod diagnose;
+pub mod helper;
 pub mod host;
 pub mod logging;
 pub mod metrics;

@@ -38,6 +38,13 @@ impl From<Level> for LevelFilter {
     }
 }
 
+/// How a process logs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    pub level: Level,
+    pub format: Format,
+}
+
 /// Starts logging; fails if it was started before.
 pub fn start(level: Level, format: Format) -> anyhow::Result<()> {
     let builder = tracing_subscriber::fmt()

@@ -58,3 +58,16 @@ fn a_wrong_value_is_one_clear_error() {
         }
     }
 }
+
+#[test]
+fn the_helper_is_not_started_by_hand() {
+    let output = vmdtrace(&["attach-helper"]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = text(&output.stderr);
+    assert!(
+        error.contains("by `vmdtrace serve`, not by hand"),
+        "{error}"
+    );
+    let help = vmdtrace(&["--help"]);
+    assert!(!text(&help.stdout).contains("attach-helper"));
+}

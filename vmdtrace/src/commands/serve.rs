@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 
 use crate::host::Roots;
 use crate::logging;
@@ -84,12 +85,12 @@ pub struct Args {
     log_format: logging::Format,
 }
 
-/// Runs until SIGTERM or Ctrl-C. `open` loads and attaches the probes; its
-/// error is the first there is, so a missing privilege is told before anything
-/// else.
+/// Runs until SIGTERM or Ctrl-C. `open` loads and attaches the probes, and gives up
+/// what privileges this process has; the addresses to listen on, which may take
+/// some, are bound before that.
 pub fn run<O>(args: Args, open: O) -> anyhow::Result<()>
 where
-    O: FnOnce(&SourceOptions) -> anyhow::Result<Arc<dyn SnapshotSource>>,
+    O: FnOnce(&SourceOptions, logging::Settings) -> anyhow::Result<Arc<dyn SnapshotSource>>,
 {
     let Args {
         listen_addresses,
@@ -105,18 +106,23 @@ where
         log_format,
     } = args;
     logging::start(log_level, log_format)?;
-    let source = open(&SourceOptions {
+    let listeners = listen_addresses
+        .iter()
+        .map(ListenAddress::bind)
+        .collect::<Result<Vec<_>, _>>()?;
+    let options = SourceOptions {
         roots: Roots { sysfs, procfs },
         also_lines,
         level,
         kprobes: !no_kprobes,
         activity: false,
-    })?;
+    };
+    let log = logging::Settings {
+        level: log_level,
+        format: log_format,
+    };
+    let source = open(&options, log)?;
     log_host(&source.snapshot()?);
-    let listeners = listen_addresses
-        .iter()
-        .map(ListenAddress::bind)
-        .collect::<Result<Vec<_>, _>>()?;
     let limits = Limits {
         max_requests: max_requests.into(),
         ..Limits::default()
@@ -185,9 +191,35 @@ async fn serve_until_signal(
     if devices == Devices::Follow {
         follow_uevents(Arc::clone(&source));
     }
+    let end = source.take_end();
+    let mut ended = None;
+    let stop = async {
+        tokio::select! {
+            () = stop => {}
+            reason = end_of(end) => ended = Some(reason),
+        }
+    };
     serve(listeners, source, detail, limits, stop).await;
-    tracing::info!("stopped");
-    Ok(())
+    match ended {
+        None => {
+            tracing::info!("stopped");
+            Ok(())
+        }
+        // What is served from now on would only look as if it was counted.
+        Some(reason) => Err(anyhow::anyhow!(reason)),
+    }
+}
+
+/// Ready when nothing is counted any more; says why.
+async fn end_of(end: Option<oneshot::Receiver<String>>) -> String {
+    match end {
+        Some(end) => match end.await {
+            Ok(reason) => reason,
+            // Nobody is left to tell.
+            Err(_) => std::future::pending().await,
+        },
+        None => std::future::pending().await,
+    }
 }
 
 /// Ready when the process is asked to stop. The handlers are in place when

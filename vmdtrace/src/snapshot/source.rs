@@ -3,6 +3,8 @@
 
 use std::error::Error;
 
+use tokio::sync::oneshot;
+
 use super::Snapshot;
 use crate::host::Roots;
 
@@ -26,6 +28,12 @@ pub trait SnapshotSource: Send + Sync {
 
     /// The process is about to end: takes away what would outlive it.
     fn close(&self) {}
+
+    /// Tells, once, when nothing is counted any more, and why. None if that cannot
+    /// happen, or if it was asked for already.
+    fn take_end(&self) -> Option<oneshot::Receiver<String>> {
+        None
+    }
 }
 
 /// Why a Snapshot could not be taken. The error inside says what was read and
