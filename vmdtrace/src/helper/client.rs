@@ -9,7 +9,10 @@ use std::{
         unix::process::CommandExt as _,
     },
     process::{Child, Command, Stdio},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -66,6 +69,8 @@ pub struct Helper {
     operations: Mutex<Kept<HashMap<ControllerName, msi::Counts>>>,
     /// Why nothing more is asked.
     failure: Mutex<Option<String>>,
+    /// It is being ended: what fails then fails for that reason.
+    closing: AtomicBool,
     roots: Roots,
 }
 
@@ -193,6 +198,7 @@ impl Helper {
             losses: Mutex::default(),
             operations: Mutex::default(),
             failure: Mutex::default(),
+            closing: AtomicBool::new(false),
             roots: options.roots.clone(),
         };
         Ok((helper, Events(events)))
@@ -270,8 +276,9 @@ impl Loaded for Helper {
     }
 
     fn attach(&self) {
-        if let Err(error) = self.try_attach() {
-            tracing::error!("{error:#}");
+        match self.try_attach() {
+            Err(error) if !self.closing.load(Ordering::Relaxed) => tracing::error!("{error:#}"),
+            _ => {}
         }
     }
 
@@ -307,6 +314,7 @@ impl Loaded for Helper {
 
     /// Ends the helper, which takes away what it made, and waits for that.
     fn close(&self) {
+        self.closing.store(true, Ordering::Relaxed);
         self.requests.shut_down();
         match self.await_end() {
             Ok(Some(_)) => {}

@@ -211,9 +211,12 @@ fn serve(requests: &Channel, mut answer: impl FnMut(Request) -> Reply) -> anyhow
         }
         let request = Request::decode(&packet.bytes).context("the server sent no request")?;
         let reply = answer(request).encode()?;
-        requests
-            .send(&reply, &[])
-            .context("cannot answer the server")?;
+        match requests.send(&reply, &[]) {
+            Ok(()) => {}
+            // It did not wait for the answer.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            Err(error) => return Err(error).context("cannot answer the server"),
+        }
     }
 }
 
@@ -316,6 +319,20 @@ mod tests {
         );
         result.unwrap();
         assert_eq!(replies, requests.map(asked));
+    }
+
+    #[test]
+    fn a_server_that_stops_may_not_wait_for_an_answer() {
+        let (server, helper) = Channel::pair().unwrap();
+        server
+            .send(&Request::Attach.encode().unwrap(), &[])
+            .unwrap();
+        let mut server = Some(server);
+        serve(&helper, |request| {
+            server = None;
+            asked(request)
+        })
+        .unwrap();
     }
 
     #[test]

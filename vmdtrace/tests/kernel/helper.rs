@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::TcpStream,
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::fs::PermissionsExt as _},
     path::{Path, PathBuf},
     process::{Child, ChildStderr, Command, Stdio},
     time::{Duration, Instant},
@@ -41,7 +41,11 @@ struct Daemon {
 
 impl Daemon {
     fn start(arguments: &[&str]) -> Self {
-        let mut server = Command::new(env!("CARGO_BIN_EXE_vmdtrace"))
+        Self::start_by(&mut Command::new(env!("CARGO_BIN_EXE_vmdtrace")), arguments)
+    }
+
+    fn start_by(command: &mut Command, arguments: &[&str]) -> Self {
+        let mut server = command
             .args(["serve", "--web.listen-address=127.0.0.1:0"])
             .args(arguments)
             .stderr(Stdio::piped())
@@ -237,6 +241,54 @@ pub(crate) fn without_kprobes_the_helper_has_less() -> Result<Completion, Failed
         assert!(probe.contains("state=\"blocked\""), "{probe}");
     }
     daemon.server().signal(Signal::SIGINT);
+    let (code, said) = daemon.end();
+    assert_eq!(code, Some(0), "{said}");
+    Ok(Completion::Completed)
+}
+
+/// As a unit of systemd does it, with a user of its own.
+pub(crate) fn another_user_with_two_capabilities_serves() -> Result<Completion, Failed> {
+    const NOBODY: &str = "65534";
+    let folder = tempfile::tempdir()?;
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
+    let program = folder.path().join("vmdtrace");
+    fs::copy(env!("CARGO_BIN_EXE_vmdtrace"), &program)?;
+    let as_nobody = |program: &Path| {
+        let mut command = Command::new("setpriv");
+        let user = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")];
+        let sets = ["inh-caps", "ambient-caps", "bounding-set"];
+        command
+            .args(user)
+            .args(["--clear-groups", "--no-new-privs"])
+            .args(sets.map(|set| format!("--{set}=-all,+bpf,+perfmon")))
+            .arg(program)
+            .current_dir("/");
+        command
+    };
+    match as_nobody(&program).arg("--version").output() {
+        Ok(output) if output.status.success() => {}
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            return Ok(Completion::ignored_with(said.trim().to_owned()));
+        }
+        Err(error) => return Ok(Completion::ignored_with(format!("setpriv: {error}"))),
+    }
+    let daemon = Daemon::start_by(&mut as_nobody(&program), &["--no-kprobes"]);
+    let (server, helper) = (daemon.server(), daemon.helper());
+    assert!(server.status("Uid").unwrap().starts_with(NOBODY));
+    for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+        assert_eq!(capabilities(&server.folder(), set), 0, "{set}");
+    }
+    let two = 1u64 << BPF | 1 << PERFMON;
+    assert_eq!(capabilities(&helper.folder(), "CapEff"), two);
+    let metrics = daemon.metrics();
+    let attached = "vmdtrace_probe_attached{probe=\"irq_handler_entry\"} 1\n";
+    assert!(metrics.contains(attached), "{metrics}");
+    assert!(
+        metrics.contains("\nvmdtrace_topology_problems 0\n"),
+        "{metrics}"
+    );
+    server.signal(Signal::SIGTERM);
     let (code, said) = daemon.end();
     assert_eq!(code, Some(0), "{said}");
     Ok(Completion::Completed)

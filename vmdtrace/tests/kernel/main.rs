@@ -100,6 +100,10 @@ fn main() -> ExitCode {
             helper::without_kprobes_the_helper_has_less,
         ),
         kernel_test(
+            "another_user_with_two_capabilities_serves",
+            helper::another_user_with_two_capabilities_serves,
+        ),
+        kernel_test(
             "a_killed_server_takes_its_helper_along",
             helper::a_killed_server_takes_its_helper_along,
         ),
