@@ -10,7 +10,7 @@ use std::{
     },
     process::{Child, Command, Stdio},
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -52,6 +52,17 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long it may take to end, in milliseconds.
 const PATIENCE_TO_END: u16 = 10_000;
+
+/// Kernel memory of the maps that this process's helper loaded, in bytes; it does not
+/// change.
+static MAP_MEMORY: OnceLock<u64> = OnceLock::new();
+
+/// Kernel memory of the maps that a helper of this process loaded, in bytes. None if
+/// there is no helper, or it could not tell.
+#[must_use]
+pub fn map_memory() -> Option<u64> {
+    MAP_MEMORY.get().copied()
+}
 
 /// A helper that runs, and what it loaded.
 #[derive(Debug)]
@@ -156,12 +167,13 @@ impl Helper {
             anyhow::bail!("{}", starting.how_it_ended());
         };
         let reply = Reply::decode(&bytes).context("the helper's first message")?;
-        let (facts, programs, states) = match reply {
+        let (facts, map_memory, programs, states) = match reply {
             Reply::Loaded {
                 facts,
+                map_memory,
                 programs,
                 states,
-            } => (facts, programs, states),
+            } => (facts, map_memory, programs, states),
             Reply::NotLoaded(reason) => {
                 starting.how_it_ended();
                 anyhow::bail!("{reason}");
@@ -186,6 +198,10 @@ impl Helper {
         // Whoever has only what is mapped can write no more than what is mapped so.
         drop(of_arrays);
         requests.set_patience(PATIENCE)?;
+        if let Some(bytes) = map_memory {
+            // The first one's, where there is a second.
+            let _bytes = MAP_MEMORY.get_or_init(|| bytes);
+        }
         let (ended, child) = starting.done()?;
         let helper = Self {
             ended,

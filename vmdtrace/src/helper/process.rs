@@ -1,6 +1,12 @@
 //! The helper's side: loads, then answers requests until the server is gone.
 
-use std::{ffi::OsString, io, os::fd::AsFd as _, path::PathBuf, thread};
+use std::{
+    ffi::OsString,
+    io,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+    thread,
+};
 
 use anyhow::Context as _;
 use clap::ValueEnum;
@@ -20,7 +26,7 @@ use crate::{
     host::Roots,
     logging,
     probes::{
-        Loaded as _, Tracer, messages,
+        Loaded as _, Tracer, fdinfo, messages,
         msi_messages::{Ring, Stream as _},
     },
     snapshot::source::{Level, SourceOptions},
@@ -190,6 +196,7 @@ fn say_loaded(requests: &Channel, tracer: &Tracer) -> anyhow::Result<()> {
         .collect();
     let reply = Reply::Loaded {
         facts: tracer.arrays().facts(),
+        map_memory: fdinfo::map_memory(Path::new("/proc/self")),
         programs: programs.into_iter().map(str::to_owned).collect(),
         states: states(tracer),
     };

@@ -51,6 +51,8 @@ pub enum Reply {
     /// the maps, in the order of [`arrays::NAMES`], and of these programs.
     Loaded {
         facts: Facts,
+        /// Kernel memory of all maps, in bytes.
+        map_memory: Option<u64>,
         programs: Vec<String>,
         states: Vec<State>,
     },
@@ -210,6 +212,7 @@ impl Reply {
         match self {
             Self::Loaded {
                 facts: _,
+                map_memory: _,
                 programs,
                 states,
             } => {
@@ -381,6 +384,7 @@ mod tests {
             states.clone().prop_map(Reply::Attached),
             states.prop_map(|states| Reply::Loaded {
                 facts: FACTS,
+                map_memory: Some(1),
                 programs: vec!["nvme_sq".to_owned()],
                 states
             }),

@@ -1,5 +1,6 @@
 //! What this process costs, by the names every Prometheus client uses.
 
+use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -9,6 +10,8 @@ use procfs::{ProcResult, WithCurrentSystemInfo as _};
 use prometheus::proto::MetricFamily;
 
 use super::family::{CounterFamily, GaugeFamily, Unit};
+use crate::helper;
+use crate::probes::fdinfo;
 
 /// Adds the families that can be read; `/proc` may be hidden from us.
 pub(super) fn add(families: &mut Vec<MetricFamily>) {
@@ -68,6 +71,15 @@ fn try_add(families: &mut Vec<MetricFamily>) -> ProcResult<()> {
         "Start of this process, in seconds since 1970.",
         *START_TIME.get_or_init(|| start_time(stat.starttime)),
     );
+    // A process that serves a recording has none.
+    let ours = fdinfo::map_memory(Path::new("/proc/self"));
+    if let Some(bytes) = ours.or_else(helper::client::map_memory) {
+        gauge(
+            "vmdtrace_map_memory_bytes",
+            "Kernel memory of the maps that the eBPF programs and vmdtrace share.",
+            bytes as f64,
+        );
+    }
     Ok(())
 }
 

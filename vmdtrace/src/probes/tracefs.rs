@@ -54,6 +54,8 @@ impl KprobeError {
 pub struct KprobeEvents {
     /// Where tracefs is mounted.
     tracefs: PathBuf,
+    /// The kernel's list of functions.
+    kallsyms: PathBuf,
 }
 
 impl KprobeEvents {
@@ -64,15 +66,19 @@ impl KprobeEvents {
     pub fn open(roots: &Roots) -> Result<Self, KprobeError> {
         let tracefs = roots.sysfs.join("kernel/tracing");
         let list = tracefs.join("kprobe_events");
+        let kallsyms = roots.procfs.join("kallsyms");
         match list.try_exists() {
-            Ok(true) => return Ok(Self { tracefs }),
+            Ok(true) => return Ok(Self { tracefs, kallsyms }),
             Ok(false) => {}
             Err(source) => return Err(KprobeError::File { path: list, source }),
         }
         // Mounted of itself where debugfs is.
         let older = roots.sysfs.join("kernel/debug/tracing");
         if older.join("kprobe_events").exists() {
-            return Ok(Self { tracefs: older });
+            return Ok(Self {
+                tracefs: older,
+                kallsyms,
+            });
         }
         match fs::read_dir(&tracefs).map(|mut entries| entries.next().is_none()) {
             Ok(true) => Err(KprobeError::NotMounted(tracefs)),
@@ -112,6 +118,22 @@ impl KprobeEvents {
         }
     }
 
+    /// Whether an event was refused because the module has no such function: ENOENT, since
+    /// 6.9 EINVAL, which says many other things too (kernel/trace/trace_kprobe.c,
+    /// __trace_kprobe_create).
+    fn is_missing(&self, module: &Module<'_>, function: &str, refusal: &io::Error) -> bool {
+        if module.state == ModuleState::Absent {
+            return false;
+        }
+        match refusal.kind() {
+            io::ErrorKind::NotFound => true,
+            io::ErrorKind::InvalidInput if module.state == ModuleState::Loaded => {
+                has_function(&self.kallsyms, module.name, &[function]).is_ok_and(|has| !has)
+            }
+            _ => false,
+        }
+    }
+
     /// Makes an event for a function and lets it run a loaded kprobe program.
     ///
     /// # Errors
@@ -129,10 +151,7 @@ impl KprobeEvents {
         };
         self.command(&format!("p:{GROUP}/{name} {place}"))
             .map_err(|error| match error {
-                KprobeError::File { source, .. }
-                    if source.kind() == io::ErrorKind::NotFound
-                        && module.state != ModuleState::Absent =>
-                {
+                KprobeError::File { source, .. } if self.is_missing(module, function, &source) => {
                     KprobeError::NoFunction {
                         module: module.name.to_owned(),
                         function: function.to_owned(),
@@ -286,6 +305,29 @@ mod tests {
             fs::read_to_string(tracefs.join("kprobe_events")).unwrap(),
             "p:other/a a\np:vmdtrace/b b\n"
         );
+    }
+
+    #[test]
+    fn a_refusal_is_told_from_a_missing_function() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("kallsyms"), "0 t vmd_irq\t[vmd]\n").unwrap();
+        let events = KprobeEvents {
+            tracefs: root.path().to_owned(),
+            kallsyms: root.path().join("kallsyms"),
+        };
+        let missing = |state, function, code| {
+            let module = Module { name: "vmd", state };
+            events.is_missing(&module, function, &io::Error::from_raw_os_error(code))
+        };
+        use ModuleState::{Absent, BuiltIn, Loaded};
+        use nix::libc::{EINVAL, ENOENT, EPERM};
+        assert!(missing(Loaded, "vmd_startup", ENOENT));
+        assert!(missing(BuiltIn, "vmd_startup", ENOENT));
+        assert!(missing(Loaded, "vmd_startup", EINVAL));
+        assert!(!missing(Loaded, "vmd_irq", EINVAL));
+        assert!(!missing(BuiltIn, "vmd_startup", EINVAL));
+        assert!(!missing(Loaded, "vmd_startup", EPERM));
+        assert!(!missing(Absent, "vmd_startup", ENOENT));
     }
 
     #[test]

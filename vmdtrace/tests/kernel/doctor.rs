@@ -6,7 +6,11 @@ use std::process::Command;
 
 use libtest_mimic::{Completion, Failed};
 use serde_json::Value;
-use vmdtrace::{host::Roots, probes::Loaded as _, snapshot::ProbeState};
+use vmdtrace::{
+    host::Roots,
+    probes::{Loaded as _, Options},
+    snapshot::ProbeState,
+};
 
 pub(crate) fn tells_the_probes() -> Result<Completion, Failed> {
     let output = Command::new(env!("CARGO_BIN_EXE_vmdtrace"))
@@ -19,7 +23,10 @@ pub(crate) fn tells_the_probes() -> Result<Completion, Failed> {
         Some(report["exit_status"].as_i64().unwrap() as i32)
     );
 
-    let tracer = super::tracer(64, &[], Roots::default());
+    let tracer = super::tracer_of(Options {
+        kprobes: true,
+        ..super::options(64, &[], Roots::default())
+    });
     tracer.attach();
     let probes = tracer.probes();
     let told = report["probes"].as_array().unwrap();

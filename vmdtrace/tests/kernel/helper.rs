@@ -178,7 +178,13 @@ pub(crate) fn a_server_without_capabilities_counts_on() -> Result<Completion, Fa
         return Ok(Completion::ignored_with(reason));
     }
     let daemon = Daemon::start(&["--also-lines=virtio*-req*"]);
-    let before = interrupts(&daemon.metrics());
+    let metrics = daemon.metrics();
+    let before = interrupts(&metrics);
+    // Told by the helper: the server has no maps, only mappings.
+    assert!(
+        metrics.contains("\nvmdtrace_map_memory_bytes "),
+        "{metrics}"
+    );
 
     // Capabilities belong to threads.
     let tasks: Vec<_> = fs::read_dir(daemon.server().folder().join("task"))?

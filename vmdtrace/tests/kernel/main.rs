@@ -37,7 +37,11 @@ fn obstacle() -> Option<String> {
 
 /// A tracer with the programs loaded, all CPUs armed, and nothing attached.
 fn tracer(slots: u32, also_lines: &[&str], roots: Roots) -> Tracer {
-    let options = Options {
+    tracer_of(options(slots, also_lines, roots))
+}
+
+fn options(slots: u32, also_lines: &[&str], roots: Roots) -> Options {
+    Options {
         sizes: Sizes {
             cpus: cpus(),
             interrupts: 1024,
@@ -47,7 +51,10 @@ fn tracer(slots: u32, also_lines: &[&str], roots: Roots) -> Tracer {
         also_lines: also_lines.iter().map(|glob| (*glob).to_owned()).collect(),
         kprobes: false,
         roots,
-    };
+    }
+}
+
+fn tracer_of(options: Options) -> Tracer {
     let tracer = Tracer::load(options).unwrap_or_else(|error| panic!("{error}"));
     tracer.arm();
     tracer

@@ -1,6 +1,7 @@
 //! One module per command.
 
 pub(crate) mod build;
+pub(crate) mod dashboards;
 pub(crate) mod demo;
 pub(crate) mod device;
 pub(crate) mod fuzz;

@@ -5,7 +5,7 @@ use libtest_mimic::Trial;
 use vmd_device::control::{Client, Request};
 use vmd_device::{Config, DeviceId, MsiFault};
 use xtask_lab::{
-    Artifacts, Background, Guest, GuestCommand, GuestConfig, GuestDisk, Scrape, Signal, interrupt,
+    Artifacts, Background, Guest, GuestCommand, GuestConfig, GuestDisk, Scrape, interrupt,
 };
 
 use crate::kernel_test;
@@ -270,28 +270,37 @@ fn served_again(guest: Guest) -> Lost {
     Lost { server }
 }
 
+/// Kills one of the daemon's two processes. (A signal to the command is one to both.)
+fn kill(lost: &Lost, name: &str) {
+    let script = format!(
+        "for process in /proc/[0-9]*; do \
+         [ \"$(cat $process/comm)\" = {name} ] && kill -9 ${{process#/proc/}}; done; true"
+    );
+    lost.server
+        .guest
+        .check(&GuestCommand::shell(script), PATIENCE)
+        .unwrap_or_else(|error| panic!("{error}"));
+}
+
 /// Whatever is killed, in the end nothing of ours is in the kernel's list.
 fn nothing_stays_behind(lost: Lost) {
     assert!(!kprobe_events(&lost).is_empty());
     // The helper of a killed server removes what it made.
-    let Server { guest, daemon } = &lost.server;
-    daemon.signal(Signal::SIGKILL).unwrap();
+    kill(&lost, "vmdtrace");
+    let Server { guest, daemon } = lost.server;
     interrupt::until("the events to be removed", PATIENCE, || {
         let list = guest.read_file("/sys/kernel/tracing/kprobe_events")?;
         Ok((!String::from_utf8_lossy(&list).contains("vmdtrace/")).then_some(()))
     })
     .unwrap();
-    let Server { guest, daemon } = lost.server;
     daemon.wait(PATIENCE).unwrap();
 
     // A killed helper cannot. The server ends, and the next daemon removes them.
     let lost = served_again(guest);
     let made = kprobe_events(&lost);
     assert!(!made.is_empty());
-    let kill = "for process in /proc/[0-9]*; do [ \"$(cat $process/comm)\" = vmdtrace-helper ] && \
-                kill -9 ${process#/proc/}; done; true";
+    kill(&lost, "vmdtrace-helper");
     let Server { guest, daemon } = lost.server;
-    guest.check(&GuestCommand::shell(kill), PATIENCE).unwrap();
     let ended = daemon.wait(PATIENCE).unwrap();
     assert!(!ended.success());
     let said = ended.stderr_text();
