@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{compare, diagnose, doctor, record, replay, serve, topology};
+use crate::commands::{compare, diagnose, doctor, generate, record, replay, serve, topology};
 use crate::helper::process;
 
 /// What interrupts do behind an Intel VMD.
@@ -31,4 +31,6 @@ pub enum Command {
     Compare(compare::Args),
     #[command(name = process::COMMAND, hide = true)]
     AttachHelper(process::Args),
+    #[command(hide = true)]
+    Generate(generate::Args),
 }

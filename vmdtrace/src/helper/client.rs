@@ -38,10 +38,11 @@ use crate::{
     probes::{
         LoadError, Loaded,
         arrays::{self, Arrays},
-        loaded::add_what_changes,
+        loaded::add_statistics,
         losses::{self, DiskName, LossesByName},
         msi::{self, ControllerName, MESSAGE_BYTES, OperationsByName},
         msi_messages::Stream,
+        outside::OutsideByName,
     },
     snapshot::{Probe, source::SourceOptions},
 };
@@ -78,6 +79,7 @@ pub struct Helper {
     states: Mutex<Vec<Probe>>,
     losses: Mutex<Kept<HashMap<DiskName, losses::Counts>>>,
     operations: Mutex<Kept<HashMap<ControllerName, msi::Counts>>>,
+    outside: Mutex<Kept<OutsideByName>>,
     /// Why nothing more is asked.
     failure: Mutex<Option<String>>,
     /// It is being ended: what fails then fails for that reason.
@@ -213,6 +215,7 @@ impl Helper {
             states: Mutex::new(probes(states)),
             losses: Mutex::default(),
             operations: Mutex::default(),
+            outside: Mutex::default(),
             failure: Mutex::default(),
             closing: AtomicBool::new(false),
             roots: options.roots.clone(),
@@ -246,7 +249,7 @@ impl Helper {
 
     /// What to make of an answer that is not to the question.
     fn wrong<T>(&self, reply: &Reply) -> anyhow::Result<T> {
-        if let Reply::Unreadable(reason) = reply {
+        if let Reply::Failed(reason) = reply {
             anyhow::bail!("{reason}");
         }
         let reason = "the helper answered what nobody asked".to_owned();
@@ -320,9 +323,29 @@ impl Loaded for Helper {
         Ok(OperationsByName::new(controllers, &totals))
     }
 
+    /// Asks only when one was counted since it asked last.
+    fn outside(&self) -> anyhow::Result<OutsideByName> {
+        let read = || match self.ask(Request::Outside)? {
+            Reply::Outside(rows) => {
+                let rows = rows.into_iter();
+                Ok(rows.map(|(disk, count)| (disk, [count])).collect())
+            }
+            other => self.wrong(&other),
+        };
+        let changes = self.arrays.completions_outside();
+        lock(&self.outside).rows(changes, read)
+    }
+
+    fn set_log_level(&self, level: logging::Level) -> anyhow::Result<()> {
+        match self.ask(Request::LogLevel(level))? {
+            Reply::Done => Ok(()),
+            other => self.wrong(&other),
+        }
+    }
+
     fn probes(&self) -> Vec<Probe> {
         let mut probes = lock(&self.states).clone();
-        add_what_changes(&mut probes, &self.roots, |name| {
+        add_statistics(&mut probes, &self.roots, |name| {
             self.programs.get(name).map(AsRawFd::as_raw_fd)
         });
         probes

@@ -107,10 +107,16 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     // Shown by ps; otherwise it would be that of the link it was started by.
     rustix::thread::set_name(c"vmdtrace-helper")?;
     // It ends when the server does, not with it: then there are kprobe events to remove.
-    [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]
-        .into_iter()
-        .collect::<SigSet>()
-        .thread_block()?;
+    // (SIGABRT is what systemd's watchdog sends.)
+    [
+        Signal::SIGTERM,
+        Signal::SIGINT,
+        Signal::SIGHUP,
+        Signal::SIGABRT,
+    ]
+    .into_iter()
+    .collect::<SigSet>()
+    .thread_block()?;
     let tracer = match load(args, events) {
         Ok(tracer) => tracer,
         Err(error) => {
@@ -228,16 +234,18 @@ fn serve(requests: &Channel, mut answer: impl FnMut(Request) -> Reply) -> anyhow
 }
 
 fn answer(tracer: &Tracer, request: Request) -> Reply {
-    let unreadable = |error: anyhow::Error| Reply::unreadable(format!("{error:#}"));
+    let failed = |error: anyhow::Error| Reply::failed(format!("{error:#}"));
     match request {
         Request::Attach => {
             tracer.attach();
             Reply::Attached(states(tracer))
         }
-        Request::Losses => tracer.read_losses().map_or_else(unreadable, Reply::losses),
+        Request::Losses => tracer.read_losses().map_or_else(failed, Reply::losses),
         Request::Operations => tracer
             .read_operations()
-            .map_or_else(unreadable, Reply::operations),
+            .map_or_else(failed, Reply::operations),
+        Request::Outside => tracer.read_outside().map_or_else(failed, Reply::outside),
+        Request::LogLevel(level) => logging::set_level(level).map_or_else(failed, |()| Reply::Done),
     }
 }
 
@@ -310,7 +318,7 @@ mod tests {
     }
 
     fn asked(request: Request) -> Reply {
-        Reply::Unreadable(format!("{request:?}"))
+        Reply::Failed(format!("{request:?}"))
     }
 
     #[test]

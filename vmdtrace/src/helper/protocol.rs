@@ -1,6 +1,6 @@
-//! What server and helper can say to each other. A request is one byte, so the
-//! server can ask for these three things and for nothing else. Whoever receives
-//! anything else closes the connection, which ends both.
+//! What server and helper can say to each other. A request is one byte, and for the
+//! level of the log a second one, so the server can ask for these five things and for
+//! nothing else. Whoever receives anything else closes the connection, which ends both.
 
 use std::collections::HashMap;
 
@@ -12,10 +12,12 @@ use vmdtrace_common::{
 };
 
 use crate::{
+    logging,
     probes::{
         arrays::{self, Facts},
         losses::{self, DiskName},
         msi::{self, ControllerName},
+        outside::OutsideByName,
     },
     snapshot::{Probe, ProbeState},
 };
@@ -42,6 +44,10 @@ pub enum Request {
     Losses,
     /// What the map of operations on interrupts holds.
     Operations,
+    /// What the map of completions outside any handler holds.
+    Outside,
+    /// Log from now on what is at least this severe.
+    LogLevel(logging::Level),
 }
 
 /// What the helper answers.
@@ -62,8 +68,11 @@ pub enum Reply {
     Losses(Vec<(DiskName, losses::Counts)>),
     /// Controller, index of the operation, count.
     Operations(Vec<(ControllerName, u8, u64)>),
-    /// Why a map could not be read.
-    Unreadable(String),
+    Outside(Vec<(DiskName, u64)>),
+    /// What was asked for is done, and there is nothing to tell of it.
+    Done,
+    /// Why what was asked for could not be done.
+    Failed(String),
 }
 
 /// A probe, without what the server reads itself.
@@ -164,15 +173,21 @@ impl Reply {
         Self::NotLoaded(cut(reason))
     }
 
-    /// Why a map could not be read.
+    /// Why what was asked for could not be done.
     #[must_use]
-    pub fn unreadable(reason: String) -> Self {
-        Self::Unreadable(cut(reason))
+    pub fn failed(reason: String) -> Self {
+        Self::Failed(cut(reason))
     }
 
     #[must_use]
     pub fn losses(disks: HashMap<DiskName, losses::Counts>) -> Self {
         Self::Losses(disks.into_iter().collect())
+    }
+
+    #[must_use]
+    pub fn outside(disks: OutsideByName) -> Self {
+        let rows = disks.into_iter().map(|(disk, [count])| (disk, count));
+        Self::Outside(rows.collect())
     }
 
     #[must_use]
@@ -221,6 +236,7 @@ impl Reply {
             }
             Self::Attached(states) => at_most(states.len(), "probes", MAX_PROBES),
             Self::Losses(disks) => at_most(disks.len(), "disks", MAX_DISKS),
+            Self::Outside(disks) => at_most(disks.len(), "disks", MAX_DISKS),
             Self::Operations(rows) => {
                 at_most(rows.len(), "operations", MAX_OPERATIONS)?;
                 let unknown = |(_, operation, _): &&(_, u8, _)| {
@@ -231,7 +247,7 @@ impl Reply {
                     None => Ok(()),
                 }
             }
-            Self::NotLoaded(_) | Self::Unreadable(_) => Ok(()),
+            Self::NotLoaded(_) | Self::Done | Self::Failed(_) => Ok(()),
         }
     }
 }
@@ -271,6 +287,7 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ProtocolError> {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum as _;
     use proptest::prelude::*;
 
     use super::*;
@@ -299,14 +316,25 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_one_byte_and_there_are_three() {
-        let requests = [Request::Attach, Request::Losses, Request::Operations];
+    fn a_request_is_a_byte_or_two_and_there_are_five() {
+        let requests = [
+            Request::Attach,
+            Request::Losses,
+            Request::Operations,
+            Request::Outside,
+        ];
         for (request, byte) in requests.into_iter().zip(0..) {
             assert_eq!(request.encode().unwrap(), [byte]);
             assert_eq!(Request::decode(&[byte]), Ok(request));
             assert_eq!(Request::decode(&[byte, 0]), Err(ProtocolError::LeftOver(1)));
         }
-        for byte in 3..=u8::MAX {
+        for (level, byte) in logging::Level::value_variants().iter().zip(0..) {
+            let request = Request::LogLevel(*level);
+            assert_eq!(request.encode().unwrap(), [4, byte]);
+            assert_eq!(Request::decode(&[4, byte]), Ok(request));
+        }
+        assert!(Request::decode(&[4, 5]).is_err());
+        for byte in 4..=u8::MAX {
             assert!(Request::decode(&[byte]).is_err(), "{byte}");
         }
         assert!(Request::decode(&[]).is_err());
@@ -320,6 +348,10 @@ mod tests {
             let row = |number| (DiskName::BlockDevice(name(number)), [u64::MAX; 2]);
             Reply::Losses((0..count).map(row).collect())
         };
+        let outside = |count| {
+            let row = |number| (DiskName::BlockDevice(name(number)), u64::MAX);
+            Reply::Outside((0..count).map(row).collect())
+        };
         let operations = |count| {
             let row = |number| (ControllerName::Address(name(number)), 9, u64::MAX);
             Reply::Operations((0..count).map(row).collect())
@@ -327,6 +359,7 @@ mod tests {
         let states = |count| Reply::Attached(vec![state(Some("x".repeat(100_000))); count]);
         for (largest, larger) in [
             (disks(MAX_DISKS), disks(MAX_DISKS + 1)),
+            (outside(MAX_DISKS), outside(MAX_DISKS + 1)),
             (operations(MAX_OPERATIONS), operations(MAX_OPERATIONS + 1)),
             (states(MAX_PROBES), states(MAX_PROBES + 1)),
         ] {
@@ -339,8 +372,8 @@ mod tests {
             let unchecked = encode(&larger).unwrap();
             assert!(Reply::decode(&unchecked).is_err());
         }
-        assert!(Reply::Unreadable("x".repeat(MAX_BYTES)).encode().is_err());
-        assert!(Reply::unreadable("x".repeat(MAX_BYTES)).encode().is_ok());
+        assert!(Reply::Failed("x".repeat(MAX_BYTES)).encode().is_err());
+        assert!(Reply::failed("x".repeat(MAX_BYTES)).encode().is_ok());
     }
 
     #[test]
@@ -374,6 +407,10 @@ mod tests {
 
     fn replies() -> impl Strategy<Value = Reply> {
         let disk = (any::<u32>().prop_map(DiskName::Number), any::<[u64; 2]>());
+        let outside = (
+            any::<String>().prop_map(DiskName::BlockDevice),
+            any::<u64>(),
+        );
         let operation = (
             any::<u32>().prop_map(ControllerName::Domain),
             0..10u8,
@@ -389,6 +426,9 @@ mod tests {
                 states
             }),
             any::<String>().prop_map(Reply::NotLoaded),
+            any::<String>().prop_map(Reply::Failed),
+            Just(Reply::Done),
+            proptest::collection::vec(outside, 0..20).prop_map(Reply::Outside),
             proptest::collection::vec(disk, 0..20).prop_map(Reply::Losses),
             proptest::collection::vec(operation, 0..20).prop_map(Reply::Operations),
         ]
@@ -403,8 +443,15 @@ mod tests {
             if let Ok(reply) = Reply::decode(&bytes) {
                 prop_assert_eq!(Reply::decode(&reply.encode().unwrap()), Ok(reply));
             }
-            let request = Request::decode(&bytes);
-            prop_assert_eq!(request.is_ok(), bytes.len() == 1 && bytes[0] < 3);
+        }
+
+        /// A request, if it is one, is what it says and no more.
+        #[test]
+        fn any_bytes_are_no_request_or_one(
+            bytes in proptest::collection::vec(0..6u8, 0..4)
+        ) {
+            let is_one = matches!(bytes[..], [0..=3] | [4, 0..=4]);
+            prop_assert_eq!(Request::decode(&bytes).is_ok(), is_one);
         }
 
         /// The same for messages with something wrong in them.

@@ -106,6 +106,14 @@ impl Arrays {
         self.places.set_all(places);
     }
 
+    /// Completions outside any handler so far. Each is added to its disk's in the map
+    /// first: who has read the map since this was at some number has all of them.
+    #[must_use]
+    pub fn completions_outside(&self) -> u64 {
+        let of_cpus = self.banks.iter().map(|bank| bank.completions_outside);
+        of_cpus.fold(0, u64::saturating_add)
+    }
+
     #[must_use]
     pub fn loss_totals(&self) -> LossTotals {
         self.loss_totals.get(0).unwrap_or_default()
@@ -144,6 +152,7 @@ impl Arrays {
         Counters {
             // Live joins these with the disks and controllers.
             losses: Losses::default(),
+            outside: Vec::new(),
             msi: MsiCounts::default(),
             samples: samples.collect(),
             other_samples,

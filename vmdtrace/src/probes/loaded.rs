@@ -3,11 +3,10 @@
 
 use std::os::fd::RawFd;
 
-use super::{arrays::Arrays, fdinfo, losses::LossesByName, msi::OperationsByName, threads};
-use crate::{
-    host::Roots,
-    snapshot::{Probe, ProbeState, probes::HANDLER_COMPLETIONS},
+use super::{
+    arrays::Arrays, fdinfo, losses::LossesByName, msi::OperationsByName, outside::OutsideByName,
 };
+use crate::{host::Roots, logging, snapshot::Probe};
 
 /// Programs that are loaded, and what they count.
 pub trait Loaded: std::fmt::Debug + Send + Sync {
@@ -24,22 +23,37 @@ pub trait Loaded: std::fmt::Debug + Send + Sync {
     /// If they cannot be read.
     fn losses(&self) -> anyhow::Result<LossesByName>;
 
+    /// Completions outside any handler so far, by disk.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn outside(&self) -> anyhow::Result<OutsideByName>;
+
     /// Operations on interrupts so far.
     ///
     /// # Errors
     /// If they cannot be read.
     fn operations(&self) -> anyhow::Result<OperationsByName>;
 
-    /// Each probe, its state and why.
+    /// Each probe, its state and why, without what [threads](super::threads) of
+    /// interrupts do to it.
     fn probes(&self) -> Vec<Probe>;
+
+    /// Changes which records are logged by another process that loaded them.
+    ///
+    /// # Errors
+    /// If it cannot be told.
+    fn set_log_level(&self, _level: logging::Level) -> anyhow::Result<()> {
+        Ok(())
+    }
 
     /// Takes away what would outlive the process.
     fn close(&self);
 }
 
-/// Adds what is read anew each time: what the kernel says of the runs of programs,
-/// by their descriptors in this process, and whether handlers have threads.
-pub(crate) fn add_what_changes(
+/// Adds what the kernel says of the runs of programs, by their descriptors in this
+/// process.
+pub(crate) fn add_statistics(
     probes: &mut [Probe],
     roots: &Roots,
     descriptor: impl Fn(&str) -> Option<RawFd>,
@@ -49,11 +63,6 @@ pub(crate) fn add_what_changes(
             let statistics = fdinfo::read(&roots.procfs, descriptor);
             probe.missed_runs = statistics.recursion_misses;
             probe.runs = statistics.run_count;
-        } else if probe.name == HANDLER_COMPLETIONS {
-            (probe.state, probe.reason) = match threads::interrupts_have_threads(roots) {
-                None => (ProbeState::Attached, None),
-                Some(reason) => (ProbeState::NotApplicable, Some(reason)),
-            };
         }
     }
 }

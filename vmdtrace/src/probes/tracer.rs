@@ -27,12 +27,14 @@ use super::{
     bio::{self, BioLayout},
     hook::{self, Hook},
     kernel::{InterruptLayout, KernelLayout, Missing},
-    loaded::{Loaded, add_what_changes},
+    loaded::{Loaded, add_statistics},
     losses::{self, DiskName, LossesByName},
     mapped::{Access, MappedArray, Writable},
     msi::{self, ControllerName, OperationsByName},
     names::{self, NamesError},
-    object, privileges,
+    object,
+    outside::{self, OutsideByName},
+    privileges,
     programs::{Attachment, HANDLER_PROGRAMS, Kprobes, PROGRAMS, Spec},
     requests,
 };
@@ -450,6 +452,14 @@ impl Tracer {
         losses::read(&self.read().ebpf)
     }
 
+    /// Completions outside any handler by disk, read from the kernel.
+    ///
+    /// # Errors
+    /// If the map cannot be read.
+    pub fn read_outside(&self) -> anyhow::Result<OutsideByName> {
+        outside::read(&self.read().ebpf)
+    }
+
     /// Operations on interrupts by controller, read from the kernel.
     ///
     /// # Errors
@@ -472,7 +482,7 @@ impl Tracer {
     }
 
     /// Each probe, its state and why, without
-    /// [what changes](super::loaded::add_what_changes).
+    /// [statistics](super::loaded::add_statistics).
     #[must_use]
     pub fn states(&self) -> Vec<Probe> {
         let attached = self.read();
@@ -497,7 +507,7 @@ impl Tracer {
             timed((ProbeState::Attached, None)),
             supported(&self.placement_unknown),
             timed(supported(&self.starts_unknown)),
-            // Told anew each time.
+            // Whoever takes Snapshots knows better.
             (ProbeState::Attached, None),
             supported(&context),
         ];
@@ -582,10 +592,17 @@ impl Loaded for Tracer {
         Ok(OperationsByName::new(controllers, &totals))
     }
 
+    fn outside(&self) -> anyhow::Result<OutsideByName> {
+        match self.arrays.completions_outside() {
+            0 => Ok(HashMap::new()),
+            _ => self.read_outside(),
+        }
+    }
+
     fn probes(&self) -> Vec<Probe> {
         let mut probes = self.states();
         let attached = self.read();
-        add_what_changes(&mut probes, &self.options.roots, |name| {
+        add_statistics(&mut probes, &self.options.roots, |name| {
             hook::descriptor(&attached.ebpf, name)
         });
         probes

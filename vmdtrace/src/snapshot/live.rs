@@ -10,9 +10,10 @@ use nix::time::{ClockId, clock_gettime};
 use tokio::sync::oneshot;
 
 use super::{
-    Detail, Host, Snapshot,
+    Detail, Host, Probe, ProbeState, Snapshot,
     owners::Owners,
-    rare::Rare,
+    probes::HANDLER_COMPLETIONS,
+    rare::{ByName, Rare},
     source::{SnapshotError, SnapshotSource, SourceOptions},
 };
 use crate::{
@@ -22,6 +23,7 @@ use crate::{
     probes::{
         Loaded, Tracer, messages,
         msi_messages::{Messages, Ring, Stream},
+        threads,
     },
 };
 
@@ -34,6 +36,9 @@ pub struct Live {
     activity: bool,
     counting_since_ns: Option<u64>,
     known: Arc<Mutex<Known>>,
+    /// Why completions are taken in threads, if they are; looked for where devices and
+    /// modules come and go.
+    in_threads: Mutex<Option<String>>,
     end: Mutex<Option<oneshot::Receiver<String>>>,
 }
 
@@ -61,6 +66,7 @@ impl Live {
             activity: *activity,
             counting_since_ns: now_ns().ok(),
             known: Arc::default(),
+            in_threads: Mutex::default(),
             end: Mutex::default(),
         }
     }
@@ -113,6 +119,32 @@ impl Live {
     fn begin(&self) {
         self.tell_places();
         self.loaded.attach();
+        self.look_for_threads();
+    }
+
+    fn look_for_threads(&self) {
+        *lock(&self.in_threads) = threads::interrupts_have_threads(&self.roots);
+    }
+
+    fn counted_by_name(&self) -> anyhow::Result<ByName> {
+        Ok(ByName {
+            losses: self.loaded.losses()?,
+            outside: self.loaded.outside()?,
+            operations: self.loaded.operations()?,
+        })
+    }
+
+    fn probes(&self) -> Vec<Probe> {
+        let mut probes = self.loaded.probes();
+        if let Some(reason) = &*lock(&self.in_threads) {
+            let handlers = probes
+                .iter_mut()
+                .filter(|it| it.name == HANDLER_COMPLETIONS);
+            handlers.for_each(|it| {
+                (it.state, it.reason) = (ProbeState::NotApplicable, Some(reason.clone()));
+            });
+        }
+        probes
     }
 
     fn tell_places(&self) {
@@ -140,6 +172,42 @@ impl Live {
         };
         messages.pass_on(subject, ended)
     }
+
+    /// A Snapshot, and how long after our counters the kernel's were read, in
+    /// nanoseconds.
+    fn take(&self) -> Result<(Snapshot, u64), SnapshotError> {
+        let taken_ns = now_ns().map_err(SnapshotError::new)?;
+        let mut counters = self.loaded.arrays().counters();
+        let counted = self.counted_by_name().map_err(SnapshotError::new)?;
+        let probes = self.probes();
+        let mut known = lock(&self.known);
+        let Known { owners, rare } = &mut *known;
+        let news = rare.has_news(&counted);
+        if owners.assign(&mut counters, news, || host::read(&self.roots))
+            && let Some(topology) = owners.last_reading()
+        {
+            rare.hand_over(topology, &counted);
+        }
+        rare.assign(&mut counters, &counted);
+        let topology = owners.topology();
+        let apart_ns = now_ns()
+            .map_err(SnapshotError::new)?
+            .saturating_sub(taken_ns);
+        let activity = self
+            .activity
+            .then(|| Activity::read(&self.roots, &topology));
+        let snapshot = Snapshot {
+            taken_ns,
+            counting_since_ns: self.counting_since_ns,
+            detail: Detail::Lines,
+            host: self.host.clone(),
+            topology,
+            counters,
+            probes,
+            activity,
+        };
+        Ok((snapshot, apart_ns))
+    }
 }
 
 fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -149,54 +217,35 @@ fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl SnapshotSource for Live {
     fn snapshot(&self) -> Result<Snapshot, SnapshotError> {
-        let taken_ns = now_ns().map_err(SnapshotError::new)?;
-        let mut counters = self.loaded.arrays().counters();
-        let losses = self.loaded.losses().map_err(SnapshotError::new)?;
-        let operations = self.loaded.operations().map_err(SnapshotError::new)?;
-        let probes = self.loaded.probes();
-        let mut known = lock(&self.known);
-        let Known { owners, rare } = &mut *known;
-        let news = rare.has_news(&losses, &operations);
-        if owners.assign(&mut counters, news, || host::read(&self.roots))
-            && let Some(topology) = owners.last_reading()
-        {
-            rare.hand_over(topology, &losses, &operations);
+        if self.activity {
+            closest(|| self.take())
+        } else {
+            self.take().map(|(snapshot, _)| snapshot)
         }
-        rare.assign(&mut counters, &losses, &operations);
-        let topology = owners.topology();
-        let activity = self
-            .activity
-            .then(|| Activity::read(&self.roots, &topology));
-        Ok(Snapshot {
-            taken_ns,
-            counting_since_ns: self.counting_since_ns,
-            detail: Detail::Lines,
-            host: self.host.clone(),
-            topology,
-            counters,
-            probes,
-            activity,
-        })
     }
 
     fn attach_pending(&self) {
         self.loaded.attach();
+        self.look_for_threads();
     }
 
     fn topology_changed(&self) {
         self.loaded.arrays().raise_generation();
+        self.look_for_threads();
         let mut known = lock(&self.known);
         known.owners.changed(|| self.loaded.arrays().counters());
-        match (self.loaded.losses(), self.loaded.operations()) {
-            (Ok(losses), Ok(operations)) => known.rare.changed(losses, operations),
-            (Err(error), _) | (_, Err(error)) => {
-                tracing::debug!("rare events cannot be read: {error:#}");
-            }
+        match self.counted_by_name() {
+            Ok(counted) => known.rare.changed(counted),
+            Err(error) => tracing::debug!("rare events cannot be read: {error:#}"),
         }
     }
 
     fn cpus_changed(&self) {
         self.tell_places();
+    }
+
+    fn set_log_level(&self, level: logging::Level) -> anyhow::Result<()> {
+        self.loaded.set_log_level(level)
     }
 
     fn close(&self) {
@@ -208,8 +257,52 @@ impl SnapshotSource for Live {
     }
 }
 
+/// Takes again what has our counters and the kernel's of moments too far apart, a
+/// few times: the topology was read in between, which takes long on a large host, or
+/// the CPU was needed elsewhere. Rates of both are compared with each other.
+fn closest<T, E>(mut take: impl FnMut() -> Result<(T, u64), E>) -> Result<T, E> {
+    /// A twentieth of the shortest window that is diagnosed.
+    const NEAR_NS: u64 = 50_000_000;
+    const AGAIN: usize = 3;
+    let (mut best, mut apart) = take()?;
+    for _ in 0..AGAIN {
+        if apart <= NEAR_NS {
+            break;
+        }
+        let (next, next_apart) = take()?;
+        if next_apart < apart {
+            (best, apart) = (next, next_apart);
+        }
+    }
+    Ok(best)
+}
+
 /// `CLOCK_BOOTTIME`, in nanoseconds.
 fn now_ns() -> nix::Result<u64> {
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME)?;
     Ok(std::time::Duration::from(now).as_nanos() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Which of the takes is kept, and how many there were.
+    fn kept(apart_ms: &[u64]) -> (usize, usize) {
+        let mut takes = apart_ms.iter().enumerate();
+        let kept = closest(|| {
+            let (index, ms) = takes.next().ok_or(())?;
+            Ok::<_, ()>((index, ms * 1_000_000))
+        });
+        (kept.unwrap(), apart_ms.len() - takes.len())
+    }
+
+    #[test]
+    fn what_is_far_apart_is_taken_again() {
+        assert_eq!(kept(&[50, 1]), (0, 1));
+        assert_eq!(kept(&[900, 3, 1]), (1, 2));
+        // Never near: the best of them.
+        assert_eq!(kept(&[900, 300, 700, 400, 1]), (1, 4));
+        assert!(closest(|| Err::<((), u64), ()>(())).is_err());
+    }
 }

@@ -276,6 +276,7 @@ impl Owners {
                 other_samples: _,
                 // These have ledgers of their own.
                 losses: _,
+                outside: _,
                 msi: _,
             } = counted();
             self.lines.draw_boundary(lines);
@@ -299,6 +300,7 @@ impl Owners {
             bio: _,
             other_samples: _,
             losses: _,
+            outside: _,
             msi: _,
         } = counters;
         let news = news || self.lines.has_unheard_of(lines) || self.samples.has_unheard_of(samples);

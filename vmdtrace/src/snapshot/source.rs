@@ -7,6 +7,7 @@ use tokio::sync::oneshot;
 
 use super::Snapshot;
 use crate::host::Roots;
+use crate::logging;
 
 /// Something that can be asked for a [`Snapshot`] at any time.
 ///
@@ -25,6 +26,14 @@ pub trait SnapshotSource: Send + Sync {
 
     /// A CPU came or went: where completions land is to be told anew.
     fn cpus_changed(&self);
+
+    /// Changes which records are logged by what runs for it in another process.
+    ///
+    /// # Errors
+    /// If that cannot be told.
+    fn set_log_level(&self, _level: logging::Level) -> anyhow::Result<()> {
+        Ok(())
+    }
 
     /// The process is about to end: takes away what would outlive it.
     fn close(&self) {}

@@ -15,10 +15,13 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use vmdtrace::helper::{
-    channel::Channel,
-    process::COMMAND,
-    protocol::{MAX_BYTES, Reply},
+use vmdtrace::{
+    helper::{
+        channel::Channel,
+        process::COMMAND,
+        protocol::{MAX_BYTES, Reply},
+    },
+    logging,
 };
 
 use crate::disk_line::{direct_io, disk_lines};
@@ -136,11 +139,19 @@ impl Process {
 
     /// How many of its descriptors are of this kind.
     fn descriptors(self, kind: &str) -> usize {
+        let kind = PathBuf::from(format!("anon_inode:{kind}"));
+        self.targets().filter(|target| *target == kind).count()
+    }
+
+    fn opened(self, file: &str) -> bool {
+        self.targets().any(|target| target == Path::new(file))
+    }
+
+    /// What its descriptors are of.
+    fn targets(self) -> impl Iterator<Item = PathBuf> {
         fs::read_dir(self.folder().join("fd"))
             .unwrap()
             .filter_map(|entry| fs::read_link(entry.unwrap().path()).ok())
-            .filter(|target| target.to_string_lossy() == format!("anon_inode:{kind}"))
-            .count()
     }
 }
 
@@ -279,8 +290,13 @@ pub(crate) fn another_user_with_two_capabilities_serves() -> Result<Completion, 
         }
         Err(error) => return Ok(Completion::ignored_with(format!("setpriv: {error}"))),
     }
-    let daemon = Daemon::start_by(&mut as_nobody(&program), &["--no-kprobes"]);
+    let mut command = as_nobody(&program);
+    command.stdin(fs::File::open("/proc/kallsyms")?);
+    let daemon = Daemon::start_by(&mut command, &["--no-kprobes"]);
     let (server, helper) = (daemon.server(), daemon.helper());
+    // The list that root opened went to the one who needs it.
+    assert!(!server.opened("/proc/kallsyms"));
+    assert!(helper.opened("/proc/kallsyms"));
     assert!(server.status("Uid").unwrap().starts_with(NOBODY));
     for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
         assert_eq!(capabilities(&server.folder(), set), 0, "{set}");
@@ -304,7 +320,9 @@ pub(crate) fn a_killed_server_takes_its_helper_along() -> Result<Completion, Fai
     let daemon = Daemon::start(&[]);
     let helper = daemon.helper();
     // It ends when the server does, and only then.
-    helper.signal(Signal::SIGTERM);
+    for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGABRT] {
+        helper.signal(signal);
+    }
     daemon.metrics();
     assert!(helper.is_there());
     daemon.server().signal(Signal::SIGKILL);
@@ -352,6 +370,14 @@ pub(crate) fn garbage_ends_the_helper() -> Result<Completion, Failed> {
     assert_eq!(
         Reply::decode(&server.receive(MAX_BYTES)?.unwrap().bytes)?,
         Reply::Losses(Vec::new())
+    );
+    server.send(&[3], &[])?;
+    let outside = Reply::decode(&server.receive(MAX_BYTES)?.unwrap().bytes)?;
+    assert!(matches!(outside, Reply::Outside(_)), "{outside:?}");
+    server.send(&[4, logging::Level::Error as u8], &[])?;
+    assert_eq!(
+        Reply::decode(&server.receive(MAX_BYTES)?.unwrap().bytes)?,
+        Reply::Done
     );
     server.send(b"attach /etc/passwd", &[])?;
     assert!(server.receive(MAX_BYTES)?.is_none());

@@ -12,8 +12,10 @@ use crate::{Setup, host};
 pub(crate) const ENTRY: &str = "guest-programs";
 pub(crate) const BPFTRACE_ENTRY: &str = "guest-bpftrace";
 pub(crate) const MKE2FS_ENTRY: &str = "guest-mke2fs";
+pub(crate) const IRQBALANCE_ENTRY: &str = "guest-irqbalance";
 const BPFTRACE: &str = "/usr/bin/bpftrace";
 const MKE2FS: &str = "/usr/sbin/mke2fs";
+const IRQBALANCE: &str = "/usr/sbin/irqbalance";
 const FIO: &str = "/usr/bin/fio";
 const BUSYBOX: &str = "/usr/bin/busybox";
 const PROVIDE: &str = "There is no other source of the guest's programs.";
@@ -60,6 +62,11 @@ pub(crate) fn ensure_bpftrace(setup: &Setup) -> Result<Program> {
 /// Makes file systems for the guest's disks.
 pub(crate) fn ensure_mke2fs(setup: &Setup) -> Result<Program> {
     one_program(setup, MKE2FS_ENTRY, "e2fsprogs", MKE2FS)
+}
+
+/// Moves interrupts from CPU to CPU.
+pub(crate) fn ensure_irqbalance(setup: &Setup) -> Result<Program> {
+    one_program(setup, IRQBALANCE_ENTRY, "irqbalance", IRQBALANCE)
 }
 
 /// A program of one of Debian's packages with its libraries, as an entry of its own.
