@@ -245,7 +245,10 @@ fn answer(tracer: &Tracer, request: Request) -> Reply {
             .read_operations()
             .map_or_else(failed, Reply::operations),
         Request::Outside => tracer.read_outside().map_or_else(failed, Reply::outside),
-        Request::LogLevel(level) => logging::set_level(level).map_or_else(failed, |()| Reply::Done),
+        Request::LogLevel(level) => logging::set_level(level).map_or_else(failed, |()| {
+            tracing::debug!("the level of the log is {}", word(&level));
+            Reply::Done
+        }),
     }
 }
 

@@ -54,20 +54,16 @@ impl Daemon {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut log = BufReader::new(server.stderr.take().unwrap());
-        let mut said = String::new();
-        let address = loop {
-            let start = said.len();
-            assert_ne!(log.read_line(&mut said).unwrap(), 0, "{said}");
-            if let Some((_, rest)) = said[start..].split_once("http://") {
-                break rest.trim().trim_end_matches("/metrics").to_owned();
-            }
-        };
-        Self {
+        let log = BufReader::new(server.stderr.take().unwrap());
+        let mut daemon = Self {
             server,
             log,
-            address,
-        }
+            address: String::new(),
+        };
+        let said = daemon.log_until("http://");
+        let (_, address) = said.rsplit_once("http://").unwrap();
+        daemon.address = address.trim().trim_end_matches("/metrics").to_owned();
+        daemon
     }
 
     fn server(&self) -> Process {
@@ -96,6 +92,18 @@ impl Daemon {
         stream.read_to_string(&mut answer).unwrap();
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         answer
+    }
+
+    /// Its log up to a line with this in it.
+    fn log_until(&mut self, part: &str) -> String {
+        let mut said = String::new();
+        loop {
+            let start = said.len();
+            assert_ne!(self.log.read_line(&mut said).unwrap(), 0, "{said}");
+            if said[start..].contains(part) {
+                return said;
+            }
+        }
     }
 
     /// Waits until all of it has ended; its exit code, and the rest of its log.
@@ -311,6 +319,28 @@ pub(crate) fn another_user_with_two_capabilities_serves() -> Result<Completion, 
         "{metrics}"
     );
     server.signal(Signal::SIGTERM);
+    let (code, said) = daemon.end();
+    assert_eq!(code, Some(0), "{said}");
+    Ok(Completion::Completed)
+}
+
+pub(crate) fn a_reload_changes_what_the_helper_logs() -> Result<Completion, Failed> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("settings.yaml");
+    fs::write(&file, "log.level: info\nno-kprobes: true\n")?;
+    let mut daemon = Daemon::start(&[&format!("--config.file={}", file.display())]);
+    let helper_says = |said: &str| said.contains("DEBUG vmdtrace::helper::process: the level");
+    fs::write(&file, "log.level: debug\nno-kprobes: true\n")?;
+    daemon.server().signal(Signal::SIGHUP);
+    let said = daemon.log_until("SIGHUP: ");
+    assert!(helper_says(&said), "{said}");
+    // Above that, it says nothing of it.
+    fs::write(&file, "log.level: info\nno-kprobes: true\n")?;
+    daemon.server().signal(Signal::SIGHUP);
+    let said = daemon.log_until("SIGHUP: ");
+    assert!(said.contains("read again"), "{said}");
+    assert!(!helper_says(&said), "{said}");
+    daemon.server().signal(Signal::SIGTERM);
     let (code, said) = daemon.end();
     assert_eq!(code, Some(0), "{said}");
     Ok(Completion::Completed)

@@ -111,6 +111,10 @@ fn main() -> ExitCode {
             helper::another_user_with_two_capabilities_serves,
         ),
         kernel_test(
+            "a_reload_changes_what_the_helper_logs",
+            helper::a_reload_changes_what_the_helper_logs,
+        ),
+        kernel_test(
             "a_killed_server_takes_its_helper_along",
             helper::a_killed_server_takes_its_helper_along,
         ),
