@@ -8,6 +8,10 @@
 /// How many disks can be told apart.
 pub const MAX_DISKS: usize = 1024;
 
+/// How many disks' completions outside handlers can be told apart: less, since each
+/// has a count for every possible CPU.
+pub const MAX_OUTSIDE_DISKS: usize = 256;
+
 /// What names the disk of a request: the number of its NVMe controller, or where
 /// the kernel does not tell that, its block device.
 #[repr(C)]

@@ -46,7 +46,8 @@ pub(crate) static LOSSES: HashMap<DiskKey, DiskLosses, { loss::MAX_DISKS }> = Ha
 
 /// Completions outside any handler by disk.
 #[btf_map]
-pub(crate) static OUTSIDE: PerCpuHashMap<DiskKey, u64, { loss::MAX_DISKS }> = PerCpuHashMap::new();
+pub(crate) static OUTSIDE: PerCpuHashMap<DiskKey, u64, { loss::MAX_OUTSIDE_DISKS }> =
+    PerCpuHashMap::new();
 
 #[btf_map]
 pub(crate) static LOSS_TOTALS: Array<LossTotals, 1, MAPPED> = Array::new();

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thiserror::Error;
 use vmdtrace_common::{
-    loss::MAX_DISKS,
+    loss::{MAX_DISKS, MAX_OUTSIDE_DISKS},
     msi::{MAX_OPERATIONS, Operation},
 };
 
@@ -236,7 +236,7 @@ impl Reply {
             }
             Self::Attached(states) => at_most(states.len(), "probes", MAX_PROBES),
             Self::Losses(disks) => at_most(disks.len(), "disks", MAX_DISKS),
-            Self::Outside(disks) => at_most(disks.len(), "disks", MAX_DISKS),
+            Self::Outside(disks) => at_most(disks.len(), "disks", MAX_OUTSIDE_DISKS),
             Self::Operations(rows) => {
                 at_most(rows.len(), "operations", MAX_OPERATIONS)?;
                 let unknown = |(_, operation, _): &&(_, u8, _)| {
@@ -359,7 +359,7 @@ mod tests {
         let states = |count| Reply::Attached(vec![state(Some("x".repeat(100_000))); count]);
         for (largest, larger) in [
             (disks(MAX_DISKS), disks(MAX_DISKS + 1)),
-            (outside(MAX_DISKS), outside(MAX_DISKS + 1)),
+            (outside(MAX_OUTSIDE_DISKS), outside(MAX_OUTSIDE_DISKS + 1)),
             (operations(MAX_OPERATIONS), operations(MAX_OPERATIONS + 1)),
             (states(MAX_PROBES), states(MAX_PROBES + 1)),
         ] {

@@ -19,6 +19,7 @@ use thiserror::Error;
 use vmdtrace_common::{
     CpuBank, LineCell, LineEntry, NameTable, Place, RequestLayout,
     bio_cells::{BioBank, BioCall, BioSet, CALLS, SETS},
+    loss::MAX_OUTSIDE_DISKS,
     samples::{self, Pending},
 };
 
@@ -73,7 +74,7 @@ impl Sizes {
         }
     }
 
-    /// Bytes of the arrays.
+    /// Bytes of the maps that grow with the host, or are large on any.
     #[must_use]
     pub fn bytes(self) -> usize {
         self.cpus as usize * size_of::<CpuBank>()
@@ -86,6 +87,7 @@ impl Sizes {
             + self.cpus as usize * size_of::<BioBank>()
             + SETS as usize * size_of::<BioSet>()
             + CALLS as usize * size_of::<BioCall>()
+            + MAX_OUTSIDE_DISKS * self.cpus as usize * size_of::<u64>()
     }
 }
 
