@@ -67,7 +67,9 @@ pub struct LossTotals {
     /// Time-outs and lost interrupts of disks that found no room in the map.
     pub unassigned_timeouts: u64,
     pub unassigned_lost_interrupts: u64,
-    pub reserved: u64,
+    /// How often a count in the map rose; added to after that. Who has read the map
+    /// since this was at some number has all that was counted until then.
+    pub changes: u64,
 }
 
 const _: () = assert!(size_of::<DiskKey>() == 36);

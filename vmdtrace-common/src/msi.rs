@@ -102,7 +102,9 @@ pub struct MsiTotals {
     pub unassigned: u64,
     /// Messages that found no room in the ring.
     pub lost_messages: u64,
-    pub reserved: u64,
+    /// How often a count in the map rose; added to after that. Who has read the map
+    /// since this was at some number has all that was counted until then.
+    pub changes: u64,
     pub buckets: [Bucket; 10],
 }
 

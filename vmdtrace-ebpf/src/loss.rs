@@ -28,7 +28,10 @@ pub(crate) fn nvme_timeout(context: ProbeContext) -> u32 {
     let _dropped_if_no_room = TIMING_OUT.insert(kernel::task(), request, 0);
     kernel::add_one(&mut totals.timeouts);
     match kernel::losses(&kernel::disk_of_request(request)) {
-        Some(losses) => kernel::add_one(&mut losses.timeouts),
+        Some(losses) => {
+            kernel::add_one(&mut losses.timeouts);
+            kernel::add_one(&mut totals.changes);
+        }
         None => kernel::add_one(&mut totals.unassigned_timeouts),
     }
     0
@@ -57,7 +60,10 @@ pub(crate) fn completed_outside_handlers(request: u64) {
     }
     let _there = TIMING_OUT.remove(task);
     match kernel::losses(&kernel::disk_of_request(request)) {
-        Some(losses) => kernel::add_one(&mut losses.lost_interrupts),
+        Some(losses) => {
+            kernel::add_one(&mut losses.lost_interrupts);
+            kernel::add_one(&mut totals.changes);
+        }
         None => kernel::add_one(&mut totals.unassigned_lost_interrupts),
     }
 }

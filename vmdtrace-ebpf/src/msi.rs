@@ -26,7 +26,10 @@ fn count(operation: Operation, mut key: OperationKey, times: u64, irq: u32, to_c
         return;
     };
     match kernel::operations(&key) {
-        Some(counter) => kernel::add(counter, times),
+        Some(counter) => {
+            kernel::add(counter, times);
+            kernel::add_one(&mut totals.changes);
+        }
         None => kernel::add(&mut totals.unassigned, times),
     }
     let bucket = &mut totals.buckets[operation as usize];

@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{compare, diagnose, doctor, generate, record, replay, serve, topology};
+use crate::helper::process;
 
 /// What interrupts do behind an Intel VMD.
 #[derive(Debug, Parser)]
@@ -28,6 +29,8 @@ pub enum Command {
     Replay(replay::Args),
     Diagnose(diagnose::Args),
     Compare(compare::Args),
+    #[command(name = process::COMMAND, hide = true)]
+    AttachHelper(process::Args),
     #[command(hide = true)]
     Generate(generate::Args),
 }

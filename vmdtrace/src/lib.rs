@@ -10,8 +10,9 @@
 //! ```
 //!
 //! `web/` serves the metrics, `uevent/` tells the source of Snapshots when devices
-//! and modules come and go. `config/` reads a file of settings, `service_manager`
-//! talks to systemd.
+//! and modules come and go. `helper/` is the part of the daemon that keeps its
+//! privileges, `config/` reads a file of settings, `service_manager` talks to
+//! systemd.
 //!
 //! Nothing above the [`snapshot::Snapshot`] knows aya, nothing below it knows
 //! Prometheus.
@@ -20,6 +21,7 @@ pub mod cli;
 pub mod commands;
 pub mod config;
 pub mod diagnose;
+pub mod helper;
 pub mod host;
 pub mod logging;
 pub mod metrics;

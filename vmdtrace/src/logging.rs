@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use anyhow::Context as _;
 use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -21,7 +22,7 @@ pub enum Format {
 }
 
 /// The least severe records that are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum Level {
     Error,
     Warn,
@@ -41,6 +42,13 @@ impl From<Level> for LevelFilter {
             Level::Trace => Self::TRACE,
         }
     }
+}
+
+/// How a process logs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    pub level: Level,
+    pub format: Format,
 }
 
 /// What changes the level of a process that logs already.

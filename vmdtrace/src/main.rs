@@ -5,15 +5,17 @@ use std::{process::ExitCode, sync::Arc};
 use clap::Parser as _;
 use vmdtrace::cli::{Cli, Command};
 use vmdtrace::commands::{compare, diagnose, doctor, generate, record, replay, serve, topology};
+use vmdtrace::helper::process;
 use vmdtrace::logging;
 use vmdtrace::snapshot::live::Live;
 
 fn main() -> ExitCode {
     let done = |()| ExitCode::SUCCESS;
     let result = match Cli::parse().command {
-        Command::Serve(args) => {
-            serve::run(args, |options| Ok(Arc::new(Live::open(options)?))).map(done)
-        }
+        Command::Serve(args) => serve::run(args, |options, log| {
+            Ok(Arc::new(Live::open_apart(options, log)?))
+        })
+        .map(done),
         Command::Topology(args) => topology::run(&args).map(done),
         Command::Record(args) => logging::start(logging::Level::Warn, logging::Format::Text)
             .and_then(|()| record::run(args, |options| Ok(Arc::new(Live::open(options)?))))
@@ -25,6 +27,7 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(&args).map(done),
         Command::Generate(args) => generate::run(&args).map(done),
         Command::Doctor(args) => doctor::run(&args, Live::open),
+        Command::AttachHelper(args) => process::run(&args).map(done),
     };
     match result {
         Ok(code) => code,

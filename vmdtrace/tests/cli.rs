@@ -60,6 +60,19 @@ fn a_wrong_value_is_one_clear_error() {
 }
 
 #[test]
+fn the_helper_is_not_started_by_hand() {
+    let output = vmdtrace(&["attach-helper"]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = text(&output.stderr);
+    assert!(
+        error.contains("by `vmdtrace serve`, not by hand"),
+        "{error}"
+    );
+    let help = vmdtrace(&["--help"]);
+    assert!(!text(&help.stdout).contains("attach-helper"));
+}
+
+#[test]
 fn a_file_of_settings_is_checked_without_privileges() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("settings.yaml");
@@ -176,5 +189,9 @@ fn manual_pages_and_completions_name_every_command_and_flag() {
     for flag in ["config.file", "web.listen\\-address", "no\\-kprobes"] {
         assert!(page.contains(flag), "{flag}: {page}");
     }
-    assert!(!folder.path().join("vmdtrace-generate.1").exists());
+    // Those that nobody starts by hand have none.
+    for hidden in ["generate", "attach-helper"] {
+        let page = format!("vmdtrace-{hidden}.1");
+        assert!(!folder.path().join(&page).exists(), "{page}");
+    }
 }

@@ -19,6 +19,7 @@ use nix::unistd::Pid;
 use vmdtrace::cli::{Cli, Command};
 use vmdtrace::commands::serve;
 use vmdtrace::host::topology::Topology;
+use vmdtrace::logging;
 use vmdtrace::snapshot::source::{Level, SnapshotError, SnapshotSource};
 use vmdtrace::snapshot::{
     Counters, Host, LineCounts, LineKind, Probe, ProbeState, RunCounts, Snapshot, probes,
@@ -120,7 +121,8 @@ fn serves_until_sigterm_and_sleeps_between_scrapes() {
     let daemon = std::thread::Builder::new()
         .name("daemon".to_owned())
         .spawn(move || {
-            serve::run(args, |options| {
+            serve::run(args, |options, log| {
+                assert_eq!(log.level, logging::Level::Warn);
                 assert_eq!(options.also_lines, ["virtio*"]);
                 assert_eq!(options.level, Level::Counters);
                 assert!(!options.kprobes);

@@ -13,7 +13,7 @@ pub mod topology;
 use std::path::PathBuf;
 
 /// A directory on the command line.
-fn directory(text: &str) -> Result<PathBuf, String> {
+pub(crate) fn directory(text: &str) -> Result<PathBuf, String> {
     match std::fs::metadata(text) {
         Ok(metadata) if metadata.is_dir() => Ok(PathBuf::from(text)),
         Ok(_) => Err("not a directory".to_owned()),

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::ArgAction;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
 
 use crate::config::Flags;
 use crate::host::Roots;
@@ -199,12 +200,12 @@ impl Settings {
     }
 }
 
-/// Runs until SIGTERM or Ctrl-C. `open` loads and attaches the probes; its
-/// error is the first there is, so a missing privilege is told before anything
-/// else but a wrong setting.
+/// Runs until SIGTERM or Ctrl-C. `open` loads and attaches the probes, and gives up
+/// what privileges this process has; the addresses to listen on, which may take
+/// some, are bound before that.
 pub fn run<O>(args: Args, open: O) -> anyhow::Result<()>
 where
-    O: FnOnce(&SourceOptions) -> anyhow::Result<Arc<dyn SnapshotSource>>,
+    O: FnOnce(&SourceOptions, logging::Settings) -> anyhow::Result<Arc<dyn SnapshotSource>>,
 {
     let Args {
         config_file,
@@ -217,8 +218,12 @@ where
         return Ok(());
     }
     logging::start(settings.log_level, settings.log_format)?;
-    let symbols = kallsyms::PassedOn::new();
-    let source = open(&SourceOptions {
+    let listeners = settings
+        .listen_addresses
+        .iter()
+        .map(ListenAddress::bind)
+        .collect::<Result<Vec<_>, _>>()?;
+    let options = SourceOptions {
         roots: Roots {
             sysfs: settings.sysfs.clone(),
             procfs: settings.procfs.clone(),
@@ -227,14 +232,16 @@ where
         level: settings.level,
         kprobes: !settings.no_kprobes,
         activity: false,
-    })?;
+    };
+    let log = logging::Settings {
+        level: settings.log_level,
+        format: settings.log_format,
+    };
+    // For the helper, where `open` starts one.
+    let symbols = kallsyms::PassedOn::new();
+    let source = open(&options, log)?;
     drop(symbols);
     log_host(&source.snapshot()?);
-    let listeners = settings
-        .listen_addresses
-        .iter()
-        .map(ListenAddress::bind)
-        .collect::<Result<Vec<_>, _>>()?;
     let Answering {
         detail,
         max_requests,
@@ -247,6 +254,7 @@ where
         flags,
         file: config_file,
         settings: Mutex::new(settings),
+        source: Arc::clone(&source),
     };
     serve_from(
         listeners,
@@ -271,6 +279,7 @@ struct Reload {
     file: Option<PathBuf>,
     /// In force.
     settings: Mutex<Settings>,
+    source: Arc<dyn SnapshotSource>,
 }
 
 impl Reload {
@@ -290,8 +299,16 @@ impl Reload {
         // A panic while it was held leaves the old settings.
         let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
         let (now, differing) = settings.changed_to(wanted);
-        if let Err(error) = logging::set_level(now.log_level) {
-            tracing::error!("SIGHUP: the level of the log stays as it was: {error:#}");
+        if now.log_level != settings.log_level {
+            let told = [
+                logging::set_level(now.log_level),
+                self.source.set_log_level(now.log_level),
+            ];
+            for error in told.into_iter().filter_map(Result::err) {
+                tracing::error!(
+                    "SIGHUP: the level of the log does not change everywhere: {error:#}"
+                );
+            }
         }
         tracing::info!(
             "SIGHUP: {} read again; in force: web.max-requests {}, metrics.lines {}, \
@@ -385,14 +402,36 @@ async fn serve_until_signal(
             can_answer(control.clone(), Arc::clone(&source))
         }));
     }
+    let end = source.take_end();
+    let mut ended = None;
+    let stop = async {
+        tokio::select! {
+            () = stop => service_manager::stopping(),
+            reason = end_of(end) => ended = Some(reason),
+        }
+    };
     service_manager::ready();
-    serve(listeners, source, detail, limits, controlled, async {
-        stop.await;
-        service_manager::stopping();
-    })
-    .await;
-    tracing::info!("stopped");
-    Ok(())
+    serve(listeners, source, detail, limits, controlled, stop).await;
+    match ended {
+        None => {
+            tracing::info!("stopped");
+            Ok(())
+        }
+        // What is served from now on would only look as if it was counted.
+        Some(reason) => Err(anyhow::anyhow!(reason)),
+    }
+}
+
+/// Ready when nothing is counted any more; says why.
+async fn end_of(end: Option<oneshot::Receiver<String>>) -> String {
+    match end {
+        Some(end) => match end.await {
+            Ok(reason) => reason,
+            // Nobody is left to tell.
+            Err(_) => std::future::pending().await,
+        },
+        None => std::future::pending().await,
+    }
 }
 
 /// Reads the settings again whenever SIGHUP asks for it.
@@ -510,7 +549,28 @@ mod tests {
     use crate::cli::{Cli, Command};
     use crate::snapshot::source::SnapshotError;
 
-    fn reload(file: &Path, arguments: &[&str]) -> Reload {
+    /// Only told of levels.
+    #[derive(Default)]
+    struct Levels(Mutex<Vec<logging::Level>>);
+
+    impl SnapshotSource for Levels {
+        fn snapshot(&self) -> Result<Snapshot, SnapshotError> {
+            Err(SnapshotError::new("nobody asks"))
+        }
+
+        fn attach_pending(&self) {}
+
+        fn topology_changed(&self) {}
+
+        fn cpus_changed(&self) {}
+
+        fn set_log_level(&self, level: logging::Level) -> anyhow::Result<()> {
+            self.0.lock().unwrap().push(level);
+            Ok(())
+        }
+    }
+
+    fn reload(file: &Path, arguments: &[&str], source: Arc<Levels>) -> Reload {
         let fixed = ["vmdtrace", "serve", "--config.file", file.to_str().unwrap()];
         let arguments = fixed.iter().chain(arguments);
         let Command::Serve(args) = Cli::try_parse_from(arguments).unwrap().command else {
@@ -521,6 +581,7 @@ mod tests {
             flags: args.flags,
             file: args.config_file,
             settings: Mutex::new(settings),
+            source,
         }
     }
 
@@ -530,7 +591,8 @@ mod tests {
         let file = folder.path().join("settings.yaml");
         let write = |text: &str| std::fs::write(&file, text).unwrap();
         write("web.max-requests: 2\n");
-        let reload = reload(&file, &["--metrics.disks"]);
+        let levels = Arc::new(Levels::default());
+        let reload = reload(&file, &["--metrics.disks"], Arc::clone(&levels));
         let before = reload.settings.lock().unwrap().clone();
         assert_eq!(before.answering().max_requests, 2);
 
@@ -576,6 +638,9 @@ mod tests {
         // What is no longer in the file is at its default again.
         write("");
         assert_eq!(reload.again().unwrap().max_requests, DEFAULT_MAX_REQUESTS);
+        assert!(reload.again().is_some());
+        let told = [logging::Level::Warn, logging::Level::Info];
+        assert_eq!(*levels.0.lock().unwrap(), told, "only what changed is told");
     }
 
     /// Its Snapshots wait for a word, and panic when nobody is left to say it.

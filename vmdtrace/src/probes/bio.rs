@@ -2,6 +2,7 @@
 //! it takes.
 
 use aya::EbpfLoader;
+use serde::{Deserialize, Serialize};
 
 use super::{
     btf::{Btf, BtfError},
@@ -33,7 +34,7 @@ pub fn preempt_count_symbol(btf: &Btf<'_>) -> &'static str {
 }
 
 /// The cache of a set of bios, where `bio_alloc_bioset` uses one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cache {
     /// Offset of `cache` in `struct bio_set`.
     offset: u32,

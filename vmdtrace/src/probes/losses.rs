@@ -4,15 +4,14 @@
 use std::collections::HashMap;
 
 use aya::{Ebpf, maps};
+use serde::{Deserialize, Serialize};
 use vmdtrace_common::{DiskKey, LossTotals};
-
-use super::mapped::MappedArray;
 
 /// Of a [`DiskKey`].
 pub(super) const DISK_KEY_BYTES: usize = size_of::<DiskKey>();
 
 /// What names a disk to the programs.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DiskName {
     /// The N of `nvme<N>`.
     Number(u32),
@@ -33,32 +32,34 @@ pub struct LossesByName {
     pub unassigned: Counts,
 }
 
-/// Reads the map.
+impl LossesByName {
+    /// What was read from the map, and beside it.
+    #[must_use]
+    pub fn new(disks: HashMap<DiskName, Counts>, totals: &LossTotals) -> Self {
+        Self {
+            disks,
+            unassigned: [
+                totals.unassigned_timeouts,
+                totals.unassigned_lost_interrupts,
+            ],
+        }
+    }
+}
+
+/// Reads the map: a call to the kernel for each disk that ever had a time-out, and
+/// one more.
 ///
 /// # Errors
 /// If the object has no such map, or the kernel refuses.
-pub fn read(ebpf: &Ebpf, totals: &MappedArray<LossTotals>) -> anyhow::Result<LossesByName> {
+pub fn read(ebpf: &Ebpf) -> anyhow::Result<HashMap<DiskName, Counts>> {
     let map = ebpf
         .map("LOSSES")
         .ok_or_else(|| anyhow::anyhow!("the eBPF object has no map LOSSES"))?;
     let map: maps::HashMap<_, [u8; DISK_KEY_BYTES], Counts> = map.try_into()?;
-    let totals = totals.get(0).unwrap_or_default();
-    let mut losses = LossesByName {
-        unassigned: [
-            totals.unassigned_timeouts,
-            totals.unassigned_lost_interrupts,
-        ],
-        ..LossesByName::default()
-    };
-    // Most hosts never have any: then there is nothing to ask the kernel for.
-    if totals.timeouts == 0 {
-        return Ok(losses);
-    }
-    for entry in &map {
-        let (key, counts) = entry?;
-        losses.disks.insert(disk_name(&key), counts);
-    }
-    Ok(losses)
+    map.iter()
+        .map(|entry| entry.map(|(key, counts)| (disk_name(&key), counts)))
+        .collect::<Result<_, _>>()
+        .map_err(Into::into)
 }
 
 /// The bytes of a [`DiskKey`].

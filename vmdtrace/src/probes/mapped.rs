@@ -45,21 +45,44 @@ unsafe impl Element for Place {}
 // SAFETY: as above.
 unsafe impl Element for u64 {}
 
+/// What a mapping may be used for.
+pub trait Access {
+    const PROTECTION: ProtFlags;
+}
+
+/// For reading. The kernel does not let such a mapping be made writable later,
+/// whatever the descriptor allows (kernel/bpf/syscall.c, bpf_map_mmap).
+#[derive(Debug)]
+pub enum ReadOnly {}
+
+impl Access for ReadOnly {
+    const PROTECTION: ProtFlags = ProtFlags::PROT_READ;
+}
+
+/// For reading and writing.
+#[derive(Debug)]
+pub enum Writable {}
+
+impl Access for Writable {
+    const PROTECTION: ProtFlags = ProtFlags::PROT_READ.union(ProtFlags::PROT_WRITE);
+}
+
 /// A mapped array of `T`, written by the kernel while it is read.
 #[derive(Debug)]
-pub struct MappedArray<T> {
+pub struct MappedArray<T, A = ReadOnly> {
     base: NonNull<u8>,
     bytes: NonZeroUsize,
     length: u32,
     _elements: PhantomData<T>,
+    _access: PhantomData<A>,
 }
 
 // SAFETY: the mapping is shared memory that is only accessed atomically.
-unsafe impl<T> Send for MappedArray<T> {}
+unsafe impl<T, A> Send for MappedArray<T, A> {}
 // SAFETY: as above.
-unsafe impl<T> Sync for MappedArray<T> {}
+unsafe impl<T, A> Sync for MappedArray<T, A> {}
 
-impl<T> MappedArray<T> {
+impl<T, A: Access> MappedArray<T, A> {
     /// Maps an array of `length` elements that was made with BPF_F_MMAPABLE.
     ///
     /// # Errors
@@ -70,17 +93,19 @@ impl<T> MappedArray<T> {
             .checked_mul(size_of::<T>())
             .and_then(NonZeroUsize::new)
             .ok_or_else(|| io::Error::other("an array of no size"))?;
-        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let base = unsafe { mmap(None, bytes, protection, MapFlags::MAP_SHARED, map, 0) }?;
+        let base = unsafe { mmap(None, bytes, A::PROTECTION, MapFlags::MAP_SHARED, map, 0) }?;
         Ok(Self {
             base: base.cast(),
             bytes,
             length,
             _elements: PhantomData,
+            _access: PhantomData,
         })
     }
+}
 
+impl<T, A> MappedArray<T, A> {
     /// Start of an element.
     fn element(&self, index: u32) -> Option<NonNull<u8>> {
         if index >= self.length {
@@ -91,7 +116,7 @@ impl<T> MappedArray<T> {
     }
 }
 
-impl<T: Element> MappedArray<T> {
+impl<T: Element, A> MappedArray<T, A> {
     /// A copy of an element, taken word by word: each word is whole, the words
     /// may be of different moments.
     #[must_use]
@@ -118,7 +143,7 @@ impl<T: Element> MappedArray<T> {
     }
 }
 
-impl MappedArray<CpuBank> {
+impl MappedArray<CpuBank, Writable> {
     /// Lets the programs learn every line's name again.
     pub fn raise_generation(&self) {
         for cpu in 0..self.length {
@@ -144,7 +169,7 @@ impl MappedArray<CpuBank> {
     }
 }
 
-impl MappedArray<Place> {
+impl MappedArray<Place, Writable> {
     /// Tells the programs where the CPUs are. While places change, a CPU is at
     /// its old one, at none, or at its new one, and no two CPUs at an old and a
     /// new one.
@@ -170,7 +195,7 @@ impl MappedArray<Place> {
     }
 }
 
-impl MappedArray<NameTable> {
+impl MappedArray<NameTable, Writable> {
     /// Fills the table. To be done before a program is attached: it is no atomic copy.
     pub fn fill(&mut self, table: &NameTable) {
         let Some(element) = self.element(0) else {
@@ -181,7 +206,7 @@ impl MappedArray<NameTable> {
     }
 }
 
-impl MappedArray<RequestLayout> {
+impl MappedArray<RequestLayout, Writable> {
     /// Tells the programs, which may be running.
     pub fn set(&self, layout: RequestLayout) {
         let RequestLayout {
@@ -213,7 +238,7 @@ impl MappedArray<RequestLayout> {
     }
 }
 
-impl MappedArray<[u8; 8192]> {
+impl MappedArray<[u8; 8192], Writable> {
     /// Copies bytes to the start of the first element.
     pub fn write(&mut self, bytes: &[u8]) {
         let Some(element) = self.element(0) else {
@@ -225,7 +250,7 @@ impl MappedArray<[u8; 8192]> {
     }
 }
 
-impl<T> Drop for MappedArray<T> {
+impl<T, A> Drop for MappedArray<T, A> {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and no reference into it outlives self.
         // It cannot fail for a mapping that exists.
@@ -247,7 +272,7 @@ mod tests {
 
     #[test]
     fn elements_are_read_where_they_lie_and_not_beyond() {
-        let array = MappedArray::<CpuBank>::new(memory(4096), 3).unwrap();
+        let array = MappedArray::<CpuBank, Writable>::new(memory(4096), 3).unwrap();
         array.raise_generation();
         array.raise_generation();
         let banks: Vec<_> = array.iter().collect();
@@ -262,7 +287,7 @@ mod tests {
 
     #[test]
     fn places_are_set_and_what_lies_beyond_is_left() {
-        let array = MappedArray::<Place>::new(memory(4096), 2).unwrap();
+        let array = MappedArray::<Place, Writable>::new(memory(4096), 2).unwrap();
         let places = [0, 1, 2].map(|cpu| Place::new(Some(cpu), Some(0)));
         array.set_all(&places);
         assert_eq!(array.iter().collect::<Vec<_>>(), places[..2]);

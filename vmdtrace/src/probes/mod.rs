@@ -4,6 +4,8 @@
 //! - [`tracer`]: loads, attaches, reads.
 //! - [`programs`]: which programs there are, and the state of each.
 //! - [`hook`]: how a program is loaded and attached, and why not.
+//! - [`loaded`]: what a Snapshot needs of the programs, whoever loaded them.
+//! - [`arrays`]: the maps that are read in place.
 //! - [`counts`]: map elements -> counters.
 //! - [`object`]: the embedded eBPF object.
 //! - [`names`]: action-name patterns -> the automaton the programs step through.
@@ -20,6 +22,7 @@
 //! - [`vmd_irq`]: a kprobe that only the self-test uses.
 //! - [`privileges`], [`fdinfo`]: what we may do, and what the kernel skipped.
 
+pub mod arrays;
 pub mod bio;
 pub mod btf;
 pub mod counts;
@@ -27,6 +30,7 @@ pub mod fdinfo;
 pub mod hook;
 pub mod kallsyms;
 pub mod kernel;
+pub mod loaded;
 pub mod losses;
 pub mod mapped;
 pub mod messages;
@@ -44,4 +48,5 @@ pub mod tracefs;
 pub mod tracer;
 pub mod vmd_irq;
 
+pub use loaded::Loaded;
 pub use tracer::{LoadError, Options, Sizes, Tracer};

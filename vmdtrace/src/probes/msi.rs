@@ -4,18 +4,18 @@
 use std::{collections::HashMap, mem::offset_of};
 
 use aya::{Ebpf, maps};
+use serde::{Deserialize, Serialize};
 use vmdtrace_common::msi::{DOMAIN_PREFIX, Message, MsiTotals, Operation, OperationKey};
 
-use super::mapped::MappedArray;
-
 const KEY_BYTES: usize = size_of::<OperationKey>();
-const MESSAGE_BYTES: usize = size_of::<Message>();
+/// Bytes of a message.
+pub const MESSAGE_BYTES: usize = size_of::<Message>();
 
 /// How many of each [`Operation`], by its index.
 pub type Counts = [u64; Operation::ALL.len()];
 
 /// What tells the controller of an operation.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ControllerName {
     /// The PCI domain of its children.
     Domain(u32),
@@ -37,33 +37,41 @@ pub struct OperationsByName {
     pub lost_messages: u64,
 }
 
-/// Reads the map.
+impl OperationsByName {
+    /// What was read from the map, and beside it.
+    #[must_use]
+    pub fn new(controllers: HashMap<ControllerName, Counts>, totals: &MsiTotals) -> Self {
+        Self {
+            controllers,
+            unassigned: totals.unassigned,
+            allocation_failures: totals.allocation_failures,
+            lost_messages: totals.lost_messages,
+        }
+    }
+}
+
+/// Reads the map: a call to the kernel for each sort of operation that a controller
+/// ever saw, and one more.
 ///
 /// # Errors
 /// If the object has no such map, or the kernel refuses.
-pub fn read(ebpf: &Ebpf, totals: &MappedArray<MsiTotals>) -> anyhow::Result<OperationsByName> {
+pub fn read(ebpf: &Ebpf) -> anyhow::Result<HashMap<ControllerName, Counts>> {
     let map = ebpf
         .map("OPERATIONS")
         .ok_or_else(|| anyhow::anyhow!("the eBPF object has no map OPERATIONS"))?;
     let map: maps::HashMap<_, [u8; KEY_BYTES], u64> = map.try_into()?;
-    let totals = totals.get(0).unwrap_or_default();
-    let mut operations = OperationsByName {
-        unassigned: totals.unassigned,
-        allocation_failures: totals.allocation_failures,
-        lost_messages: totals.lost_messages,
-        ..OperationsByName::default()
-    };
+    let mut controllers: HashMap<_, Counts> = HashMap::new();
     for entry in &map {
         let (key, count) = entry?;
         let Some((operation, name)) = parse_key(&key) else {
             continue;
         };
-        let counts = operations.controllers.entry(name).or_default();
+        let counts = controllers.entry(name).or_default();
         if let Some(sum) = counts.get_mut(operation as usize) {
             *sum = sum.saturating_add(count);
         }
     }
-    Ok(operations)
+    Ok(controllers)
 }
 
 /// A message of the programs.

@@ -2,7 +2,12 @@
 //! programs let so many of an operation through in a period; what they left out
 //! is told as a number. A thread sleeps until there is a message.
 
-use std::{io, os::fd::AsFd as _, thread};
+use std::{
+    io::{self, ErrorKind},
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+    thread,
+};
 
 use aya::maps::{MapData, RingBuf};
 use nix::{
@@ -27,40 +32,66 @@ pub struct Subject {
     pub vector: Option<u32>,
 }
 
-/// What it takes to tell messages.
-pub struct Messages {
-    pub ring: RingBuf<MapData>,
-    pub totals: MappedArray<MsiTotals>,
+/// Where messages come from.
+pub trait Stream: AsFd {
+    /// Hands each message that is there to `take`, and says whether there was one.
+    /// Does not wait.
+    ///
+    /// # Errors
+    /// If there will be no more.
+    fn drain(&mut self, take: &mut dyn FnMut(&[u8])) -> io::Result<bool>;
 }
 
-impl std::fmt::Debug for Messages {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("Messages")
-            .field("totals", &self.totals)
-            .finish_non_exhaustive()
+/// The programs' own ring.
+pub struct Ring(pub RingBuf<MapData>);
+
+impl AsFd for Ring {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
-impl Messages {
-    /// Writes messages to the log for as long as the process lives.
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_tuple("Ring").finish_non_exhaustive()
+    }
+}
+
+impl Stream for Ring {
+    fn drain(&mut self, take: &mut dyn FnMut(&[u8])) -> io::Result<bool> {
+        let mut any = false;
+        while let Some(bytes) = self.0.next() {
+            any = true;
+            take(&bytes);
+        }
+        Ok(any)
+    }
+}
+
+/// What it takes to tell messages.
+#[derive(Debug)]
+pub struct Messages<S> {
+    pub stream: S,
+    pub totals: Arc<MappedArray<MsiTotals>>,
+}
+
+impl<S: Stream + Send + 'static> Messages<S> {
+    /// Writes messages to the log until there will be no more; then tells `ended` why.
     ///
     /// # Errors
     /// If the thread cannot be started.
     pub fn pass_on(
         self,
         subject: impl Fn(&ControllerName, Option<u32>) -> Subject + Send + 'static,
+        ended: impl FnOnce(io::Error) + Send + 'static,
     ) -> io::Result<()> {
         thread::Builder::new()
             .name("msi-messages".to_owned())
-            .spawn(move || {
-                let error = self.run(subject);
-                tracing::warn!("operations on interrupts are not logged from now on: {error}");
-            })?;
+            .spawn(move || ended(self.run(subject)))?;
         Ok(())
     }
 
-    fn run(mut self, subject: impl Fn(&ControllerName, Option<u32>) -> Subject) -> Errno {
+    fn run(mut self, subject: impl Fn(&ControllerName, Option<u32>) -> Subject) -> io::Error {
         let period = u16::try_from(PERIOD_NS / 1_000_000).unwrap_or(u16::MAX);
         let mut left_out = LeftOut::default();
         loop {
@@ -69,19 +100,22 @@ impl Messages {
             } else {
                 PollTimeout::NONE
             };
-            let mut waiting = [PollFd::new(self.ring.as_fd(), PollFlags::POLLIN)];
+            let mut waiting = [PollFd::new(self.stream.as_fd(), PollFlags::POLLIN)];
             match poll(&mut waiting, limit) {
                 Ok(_) | Err(Errno::EINTR) => {}
-                Err(error) => return error,
+                Err(error) => return error.into(),
             }
-            let mut any = false;
-            while let Some(bytes) = self.ring.next() {
-                any = true;
-                if let Some(told) = Told::parse(&bytes) {
+            let drained = self.stream.drain(&mut |bytes| {
+                if let Some(told) = Told::parse(bytes) {
                     let subject = subject(&told.controller, told.irq);
                     tracing::info!("{}", line(&told, &subject));
                 }
-            }
+            });
+            let any = match drained {
+                Ok(any) => any,
+                Err(error) if error.kind() == ErrorKind::Interrupted => false,
+                Err(error) => return error,
+            };
             let totals = self.totals.get(0).unwrap_or_default();
             for (operation, count) in left_out.since(&totals, any) {
                 tracing::info!("{count} more: {}", words(operation));

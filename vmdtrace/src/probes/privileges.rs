@@ -14,12 +14,7 @@ const CAP_BPF: u32 = 39;
 /// If the process's capabilities cannot be read.
 pub fn missing(roots: &Roots) -> Result<Option<String>, HostError> {
     let ours = capabilities(roots)?;
-    let last = fs::read_to_string(roots.procfs.join("sys/kernel/cap_last_cap"));
-    let has_cap_bpf = last
-        .ok()
-        .and_then(|text| text.trim().parse::<u32>().ok())
-        .is_none_or(|last| last >= CAP_BPF);
-    let wanted: &[Capability] = if has_cap_bpf {
+    let wanted: &[Capability] = if knows_cap_bpf(roots) {
         &[Capability::Bpf, Capability::Perfmon]
     } else {
         &[Capability::SysAdmin]
@@ -38,6 +33,15 @@ pub fn missing(roots: &Roots) -> Result<Option<String>, HostError> {
         ));
     }
     Ok(None)
+}
+
+/// Whether this kernel knows CAP_BPF and CAP_PERFMON.
+#[must_use]
+pub fn knows_cap_bpf(roots: &Roots) -> bool {
+    fs::read_to_string(roots.procfs.join("sys/kernel/cap_last_cap"))
+        .ok()
+        .and_then(|text| text.trim().parse::<u32>().ok())
+        .is_none_or(|last| last >= CAP_BPF)
 }
 
 #[cfg(test)]

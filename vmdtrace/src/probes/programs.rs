@@ -4,7 +4,6 @@
 use aya::{Btf, Ebpf};
 
 use super::{
-    fdinfo,
     hook::{self, Hook},
     tracefs::{KprobeError, KprobeEvent, KprobeEvents, Module, ModuleState, has_function},
 };
@@ -338,19 +337,16 @@ impl Attachment {
         self.reason = Some(reason);
     }
 
-    /// The program as a probe, with what the kernel says of its runs.
+    /// The program as a probe, without what the kernel says of its runs.
     #[must_use]
-    pub fn probe(&self, ebpf: &Ebpf, roots: &Roots) -> Probe {
-        let statistics = hook::descriptor(ebpf, self.spec.name)
-            .map(|descriptor| fdinfo::read(&roots.procfs, descriptor))
-            .unwrap_or_default();
+    pub fn probe(&self) -> Probe {
         Probe {
             name: self.spec.name.to_owned(),
             state: self.state,
             mechanism: self.spec.hook.mechanism().to_owned(),
             reason: self.reason.clone(),
-            missed_runs: statistics.recursion_misses,
-            runs: statistics.run_count,
+            missed_runs: None,
+            runs: None,
         }
     }
 }

@@ -1,7 +1,11 @@
 //! Loads the eBPF programs, attaches them, tells their states and reads what
 //! they counted.
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::{
+    collections::HashMap,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
 
 use aya::{
     Btf, Ebpf, EbpfError, EbpfLoader,
@@ -10,44 +14,43 @@ use aya::{
 };
 use aya_log::EbpfLogger;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vmdtrace_common::{
-    CpuBank, LineCell, LineEntry, LossTotals, NameTable, Place, RequestLayout,
+    CpuBank, LineCell, LineEntry, NameTable, Place, RequestLayout,
     bio_cells::{BioBank, BioCall, BioSet, CALLS, SETS},
-    cells::kind,
     loss::MAX_OUTSIDE_DISKS,
-    msi::MsiTotals,
     samples::{self, Pending},
 };
 
 use super::{
+    arrays::{self, Arrays, Facts},
     bio::{self, BioLayout},
-    counts::{bio_counts, cpu_counts, line_counts, sample_counts},
     hook::{self, Hook},
     kernel::{InterruptLayout, KernelLayout, Missing},
-    losses::{self, LossesByName},
-    mapped::MappedArray,
-    msi::{self, OperationsByName},
-    msi_messages::Messages,
+    loaded::{Loaded, add_statistics},
+    losses::{self, DiskName, LossesByName},
+    mapped::{Access, MappedArray, Writable},
+    msi::{self, ControllerName, OperationsByName},
     names::{self, NamesError},
     object,
     outside::{self, OutsideByName},
     privileges,
     programs::{Attachment, HANDLER_PROGRAMS, Kprobes, PROGRAMS, Spec},
-    requests, threads,
+    requests,
 };
-use crate::host::{HostError, Lockdown, Roots};
+use crate::host::{self, HostError, Lockdown, Roots};
 use crate::snapshot::{
-    Counters, DiskSamples, Losses, MsiCounts, Probe, ProbeState, SampleCounts,
+    Probe, ProbeState,
     probes::{
         BIO_CONTEXT, BLOCK_RQ_COMPLETE, COMPLETION_TIMES, HANDLER_COMPLETIONS, HANDLER_TIME,
         PLACEMENT, REPEATED_RUNS,
     },
-    source::Level,
+    source::{Level, SourceOptions},
 };
 
 /// How large the maps are made. All are fixed at load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
     /// Highest possible CPU number + 1.
     pub cpus: u32,
@@ -175,16 +178,8 @@ const ARM: Spec = Spec {
 
 /// The loaded programs and their maps.
 pub struct Tracer {
-    cells: MappedArray<LineCell>,
-    banks: MappedArray<CpuBank>,
-    loss_totals: MappedArray<LossTotals>,
-    msi_totals: MappedArray<MsiTotals>,
-    request_layout: MappedArray<RequestLayout>,
-    places: MappedArray<Place>,
-    samples: MappedArray<samples::DiskSamples>,
-    bio_banks: MappedArray<BioBank>,
-    bio_sets: MappedArray<BioSet>,
-    bio_regimes: MappedArray<u64>,
+    arrays: Arrays,
+    request_layout: MappedArray<RequestLayout, Writable>,
     /// Or why bios cannot be followed.
     bio_layout: Result<BioLayout, String>,
     options: Options,
@@ -206,8 +201,6 @@ struct Attached {
     armed: bool,
     /// Whether the types of nvme_core were looked for while it was loaded.
     knows_requests: bool,
-    /// Why completions are taken in threads, if they are.
-    in_threads: Option<String>,
 }
 
 impl std::fmt::Debug for Tracer {
@@ -228,6 +221,27 @@ impl Tracer {
         let table = check(&options)?;
         let object = object::embedded().ok_or(LoadError::NoObject)?;
         Self::load_checked(object, &table, options)
+    }
+
+    /// Loads the embedded object with maps as large as this host needs.
+    ///
+    /// # Errors
+    /// As [`Tracer::load`].
+    pub fn load_for(options: &SourceOptions) -> Result<Self, LoadError> {
+        let SourceOptions {
+            roots,
+            also_lines,
+            level,
+            kprobes,
+            activity: _,
+        } = options.clone();
+        Self::load(Options {
+            sizes: Sizes::for_host(host::possible_cpus(&roots)?, host::max_irq(&roots)?),
+            level,
+            also_lines,
+            kprobes,
+            roots,
+        })
     }
 
     /// Loads an object given as bytes.
@@ -307,20 +321,17 @@ impl Tracer {
             .load(object)
             .map_err(|error: EbpfError| LoadError::Load(error.into()))?;
 
-        map::<NameTable>(&ebpf, "NAMES", 1)?.fill(table);
+        map::<NameTable, Writable>(&ebpf, "NAMES", 1)?.fill(table);
         fill_queue(&mut ebpf, sizes.slots)?;
         let kprobes = Kprobes::open(options.kprobes, &options.roots);
+        let facts = Facts {
+            sizes,
+            repeats_known: repeats_unknown.is_none(),
+            bio_cache: bio_layout.as_ref().ok().and_then(|layout| layout.cache),
+        };
         let tracer = Self {
-            cells: map(&ebpf, "CELLS", sizes.slots)?,
-            banks: map(&ebpf, "BANKS", sizes.cpus)?,
-            loss_totals: map(&ebpf, "LOSS_TOTALS", 1)?,
-            msi_totals: map(&ebpf, "MSI_TOTALS", 1)?,
+            arrays: Arrays::map(facts, |name| array(&ebpf, name))?,
             request_layout: map(&ebpf, "REQUEST_LAYOUT", 1)?,
-            places: map(&ebpf, "PLACES", sizes.cpus)?,
-            samples: map(&ebpf, "SAMPLES", samples::DISKS)?,
-            bio_banks: map(&ebpf, "BIO_BANKS", sizes.cpus)?,
-            bio_sets: map(&ebpf, "BIO_SETS", SETS as u32)?,
-            bio_regimes: map(&ebpf, "BIO_REGIMES", 1)?,
             options,
             repeats_unknown,
             placement_unknown,
@@ -337,7 +348,6 @@ impl Tracer {
                 ebpf,
                 armed: false,
                 knows_requests: false,
-                in_threads: None,
             }),
             bio_layout,
         };
@@ -361,49 +371,10 @@ impl Tracer {
             .map_err(|source| failed(ARM.name, source))
     }
 
-    /// Attaches what is not attached yet and can be now. To be called again
-    /// when a module comes.
-    pub fn attach(&self) {
-        let mut attached = self.write();
-        let Attached {
-            ebpf,
-            attachments,
-            kprobes,
-            armed,
-            knows_requests,
-            in_threads,
-        } = &mut *attached;
-        let roots = &self.options.roots;
-        *in_threads = threads::interrupts_have_threads(roots);
-        if !*knows_requests {
-            *knows_requests = roots.sysfs.join("module/nvme_core").exists();
-            self.tell_request_layout();
-        }
-        let (handlers, others) = attachments.split_at_mut(HANDLER_PROGRAMS);
-        for one in &mut *handlers {
-            one.attach(ebpf, roots, kprobes);
-        }
-        if !*armed && handlers.iter().all(Attachment::is_attached) {
-            *armed = true;
-            self.arm_cpus(ebpf);
-        }
-        for one in others {
-            one.attach(ebpf, roots, kprobes);
-        }
-    }
-
     fn tell_request_layout(&self) {
         match requests::layout(&self.options.roots) {
             Ok(layout) => self.request_layout.set(layout),
             Err(reason) => tracing::debug!("requests are not told by disk: {reason}"),
-        }
-    }
-
-    /// Takes away what would outlive the process: entries in the kernel's list
-    /// of kprobes.
-    pub fn remove_kprobes(&self) {
-        for one in &mut self.write().attachments {
-            one.remove_events();
         }
     }
 
@@ -422,7 +393,7 @@ impl Tracer {
             if let Err(error) = run_once(ebpf, ARM.name, args) {
                 // An offline CPU: it is inside no handler.
                 tracing::debug!("CPU {cpu} is armed from here: {error:#}");
-                self.banks.arm(cpu);
+                self.arrays.arm(cpu);
             }
         }
     }
@@ -449,114 +420,75 @@ impl Tracer {
         }
     }
 
-    /// Devices came or went: names are learned again.
-    pub fn raise_generation(&self) {
-        self.banks.raise_generation();
-        let in_threads = threads::interrupts_have_threads(&self.options.roots);
-        self.write().in_threads = in_threads;
+    /// Descriptors of the maps behind [`Loaded::arrays`], in the order of their
+    /// [names](arrays::NAMES).
+    ///
+    /// # Errors
+    /// If there are no more descriptors to be had.
+    pub fn array_descriptors(&self) -> anyhow::Result<Vec<OwnedFd>> {
+        let attached = self.read();
+        arrays::NAMES
+            .into_iter()
+            .map(|name| Ok(array(&attached.ebpf, name)?.try_clone_to_owned()?))
+            .collect()
     }
 
-    /// Tells where the CPUs are, by number. Until then, and for CPUs that are not
-    /// named, the distance of completions is unknown.
-    pub fn set_places(&self, places: &[Place]) {
-        self.places.set_all(places);
+    /// Names and descriptors of the loaded programs.
+    ///
+    /// # Errors
+    /// If there are no more descriptors to be had.
+    pub fn program_descriptors(&self) -> anyhow::Result<Vec<(&'static str, OwnedFd)>> {
+        let attached = self.read();
+        let names = attached.attachments.iter().map(Attachment::name);
+        names
+            .filter_map(|name| Some((name, hook::borrowed(&attached.ebpf, name)?)))
+            .map(|(name, descriptor)| Ok((name, descriptor.try_clone_to_owned()?)))
+            .collect()
     }
 
-    /// Everything counted so far, without who owns the lines. No system call.
-    #[must_use]
-    pub fn counters(&self) -> Counters {
-        let cells: Vec<LineCell> = self.cells.iter().collect();
-        let repeats_known = self.repeats_unknown.is_none();
-        let mut of_disks = self.samples.iter().map(|of_disk| sample_counts(&of_disk));
-        let other_samples = of_disks.next().unwrap_or_default();
-        let samples = of_disks.zip(0..).filter_map(|(counts, number)| {
-            (counts != SampleCounts::default()).then(|| DiskSamples {
-                disk: format!("nvme{number}"),
-                controller: None,
-                counts,
-            })
-        });
-        Counters {
-            // Live joins these with the disks and controllers.
-            losses: Losses::default(),
-            outside: Vec::new(),
-            msi: MsiCounts::default(),
-            samples: samples.collect(),
-            other_samples,
-            lines: cells
-                .iter()
-                // The kind may have been read just before the slot was described.
-                .filter(|cell| cell.ready != 0 && cell.kind != kind::NONE)
-                .map(|cell| line_counts(cell, &cells, repeats_known))
-                .collect(),
-            cpus: self
-                .banks
-                .iter()
-                .zip(0..)
-                .map(|(bank, cpu)| cpu_counts(cpu, &bank))
-                .collect(),
-            bio: bio_counts(
-                self.bio_banks.iter(),
-                &self.bio_sets.iter().collect::<Vec<_>>(),
-                self.bio_layout
-                    .as_ref()
-                    .ok()
-                    .and_then(|layout| layout.cache),
-                self.bio_regimes.get(0).unwrap_or_default(),
-            ),
-        }
-    }
-
-    /// Time-outs and lost interrupts so far.
+    /// Time-outs and lost interrupts by disk, read from the kernel.
     ///
     /// # Errors
     /// If the map cannot be read.
-    pub fn losses(&self) -> anyhow::Result<LossesByName> {
-        losses::read(&self.read().ebpf, &self.loss_totals)
+    pub fn read_losses(&self) -> anyhow::Result<HashMap<DiskName, losses::Counts>> {
+        losses::read(&self.read().ebpf)
     }
 
-    /// Completions outside any handler so far, by disk.
+    /// Completions outside any handler by disk, read from the kernel.
     ///
     /// # Errors
     /// If the map cannot be read.
-    pub fn outside(&self) -> anyhow::Result<OutsideByName> {
+    pub fn read_outside(&self) -> anyhow::Result<OutsideByName> {
         outside::read(&self.read().ebpf)
     }
 
-    /// Operations on interrupts so far.
+    /// Operations on interrupts by controller, read from the kernel.
     ///
     /// # Errors
     /// If the map cannot be read.
-    pub fn operations(&self) -> anyhow::Result<OperationsByName> {
-        msi::read(&self.read().ebpf, &self.msi_totals)
+    pub fn read_operations(&self) -> anyhow::Result<HashMap<ControllerName, msi::Counts>> {
+        msi::read(&self.read().ebpf)
     }
 
-    /// The messages about operations on interrupts, once.
+    /// The ring of messages about operations on interrupts, once.
     ///
     /// # Errors
-    /// If they cannot be had.
-    pub fn take_msi_messages(&self) -> anyhow::Result<Messages> {
-        let mut attached = self.write();
-        let totals = map(&attached.ebpf, "MSI_TOTALS", 1)?;
-        let ring = attached
+    /// If it cannot be had.
+    pub fn take_msi_messages(&self) -> anyhow::Result<RingBuf<MapData>> {
+        let ring = self
+            .write()
             .ebpf
             .take_map("MSI_MESSAGES")
             .ok_or_else(|| anyhow::anyhow!("the eBPF object has no map MSI_MESSAGES"))?;
-        Ok(Messages {
-            ring: RingBuf::try_from(ring)?,
-            totals,
-        })
+        Ok(RingBuf::try_from(ring)?)
     }
 
-    /// Each probe, its state and why.
+    /// Each probe, its state and why, without
+    /// [statistics](super::loaded::add_statistics).
     #[must_use]
-    pub fn probes(&self) -> Vec<Probe> {
+    pub fn states(&self) -> Vec<Probe> {
         let attached = self.read();
-        let mut probes: Vec<Probe> = attached
-            .attachments
-            .iter()
-            .map(|one| one.probe(&attached.ebpf, &self.options.roots))
-            .collect();
+        let mut probes: Vec<Probe> = attached.attachments.iter().map(Attachment::probe).collect();
         let supported = |unknown: &Option<Missing>| match unknown {
             None => (ProbeState::Attached, None),
             Some(Missing { state, reason }) => (*state, Some(reason.clone())),
@@ -568,10 +500,6 @@ impl Tracer {
                 Some("--level counters reads no clock".to_owned()),
             ),
         };
-        let in_handlers = match &attached.in_threads {
-            None => (ProbeState::Attached, None),
-            Some(reason) => (ProbeState::NotApplicable, Some(reason.clone())),
-        };
         let context = match &self.bio_layout {
             Ok(layout) => layout.context().err(),
             Err(reason) => Some(reason.clone().into()),
@@ -581,7 +509,8 @@ impl Tracer {
             timed((ProbeState::Attached, None)),
             supported(&self.placement_unknown),
             timed(supported(&self.starts_unknown)),
-            in_handlers,
+            // Whoever takes Snapshots knows better.
+            (ProbeState::Attached, None),
             supported(&context),
         ];
         for ((name, mechanism), state) in CAPABILITIES.into_iter().zip(states) {
@@ -611,6 +540,81 @@ impl Tracer {
         self.attached
             .write()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Loaded for Tracer {
+    fn arrays(&self) -> &Arrays {
+        &self.arrays
+    }
+
+    fn attach(&self) {
+        let mut attached = self.write();
+        let Attached {
+            ebpf,
+            attachments,
+            kprobes,
+            armed,
+            knows_requests,
+        } = &mut *attached;
+        let roots = &self.options.roots;
+        if !*knows_requests {
+            *knows_requests = roots.sysfs.join("module/nvme_core").exists();
+            self.tell_request_layout();
+        }
+        let (handlers, others) = attachments.split_at_mut(HANDLER_PROGRAMS);
+        for one in &mut *handlers {
+            one.attach(ebpf, roots, kprobes);
+        }
+        if !*armed && handlers.iter().all(Attachment::is_attached) {
+            *armed = true;
+            self.arm_cpus(ebpf);
+        }
+        for one in others {
+            one.attach(ebpf, roots, kprobes);
+        }
+    }
+
+    fn losses(&self) -> anyhow::Result<LossesByName> {
+        let totals = self.arrays.loss_totals();
+        // Most hosts never have any: then there is nothing to ask the kernel for.
+        let disks = match totals.changes {
+            0 => HashMap::new(),
+            _ => self.read_losses()?,
+        };
+        Ok(LossesByName::new(disks, &totals))
+    }
+
+    fn operations(&self) -> anyhow::Result<OperationsByName> {
+        let totals = self.arrays.msi_totals();
+        let controllers = match totals.changes {
+            0 => HashMap::new(),
+            _ => self.read_operations()?,
+        };
+        Ok(OperationsByName::new(controllers, &totals))
+    }
+
+    fn outside(&self) -> anyhow::Result<OutsideByName> {
+        match self.arrays.completions_outside() {
+            0 => Ok(HashMap::new()),
+            _ => self.read_outside(),
+        }
+    }
+
+    fn probes(&self) -> Vec<Probe> {
+        let mut probes = self.states();
+        let attached = self.read();
+        add_statistics(&mut probes, &self.options.roots, |name| {
+            hook::descriptor(&attached.ebpf, name)
+        });
+        probes
+    }
+
+    /// Entries in the kernel's list of kprobes.
+    fn close(&self) {
+        for one in &mut self.write().attachments {
+            one.remove_events();
+        }
     }
 }
 
@@ -662,15 +666,29 @@ fn run_once(ebpf: &Ebpf, name: &str, args: RawTracePointRunOptions) -> anyhow::R
     Ok(())
 }
 
-fn map<T>(ebpf: &Ebpf, name: &'static str, length: u32) -> Result<MappedArray<T>, LoadError> {
-    let failed = |source: anyhow::Error| LoadError::Map { map: name, source };
+fn array<'a>(ebpf: &'a Ebpf, name: &'static str) -> Result<BorrowedFd<'a>, LoadError> {
+    let failed = |problem: &str| LoadError::Map {
+        map: name,
+        source: anyhow::anyhow!("{problem}"),
+    };
     let found = ebpf
         .map(name)
-        .ok_or_else(|| failed(anyhow::anyhow!("the eBPF object has no such map")))?;
+        .ok_or_else(|| failed("the eBPF object has no such map"))?;
     let aya::maps::Map::Array(data) = found else {
-        return Err(failed(anyhow::anyhow!("is no array")));
+        return Err(failed("is no array"));
     };
-    MappedArray::new(data.fd(), length).map_err(|error| failed(error.into()))
+    Ok(data.fd().as_fd())
+}
+
+fn map<T, A: Access>(
+    ebpf: &Ebpf,
+    name: &'static str,
+    length: u32,
+) -> Result<MappedArray<T, A>, LoadError> {
+    MappedArray::new(array(ebpf, name)?, length).map_err(|error| LoadError::Map {
+        map: name,
+        source: error.into(),
+    })
 }
 
 fn fill_queue(ebpf: &mut Ebpf, slots: u32) -> Result<(), LoadError> {

@@ -1,30 +1,45 @@
 //! Snapshots of the running host: what the eBPF programs counted, joined with
 //! what sysfs says of the lines' owners.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use nix::time::{ClockId, clock_gettime};
+use tokio::sync::oneshot;
 
 use super::{
-    Detail, Host, Snapshot,
+    Detail, Host, Probe, ProbeState, Snapshot,
     owners::Owners,
+    probes::HANDLER_COMPLETIONS,
     rare::{ByName, Rare},
     source::{SnapshotError, SnapshotSource, SourceOptions},
 };
 use crate::{
+    helper::Helper,
     host::{self, Roots, activity::Activity},
-    probes::{Options, Sizes, Tracer, messages},
+    logging,
+    probes::{
+        Loaded, Tracer, messages,
+        msi_messages::{Messages, Ring, Stream},
+        threads,
+    },
 };
 
 /// The running host.
 #[derive(Debug)]
 pub struct Live {
-    tracer: Tracer,
+    loaded: Arc<dyn Loaded>,
     roots: Roots,
     host: Host,
     activity: bool,
     counting_since_ns: Option<u64>,
     known: Arc<Mutex<Known>>,
+    /// Why completions are taken in threads, if they are; looked for where devices and
+    /// modules come and go.
+    in_threads: Mutex<Option<String>>,
+    end: Mutex<Option<oneshot::Receiver<String>>>,
 }
 
 /// Who owns what.
@@ -35,89 +50,136 @@ struct Known {
 }
 
 impl Live {
-    fn new(tracer: Tracer, roots: Roots, possible_cpus: u32, activity: bool) -> Self {
+    fn new(loaded: Arc<dyn Loaded>, options: &SourceOptions) -> Self {
+        let SourceOptions {
+            roots, activity, ..
+        } = options;
         let kernel = std::fs::read_to_string(roots.procfs.join("sys/kernel/osrelease"));
         let host = Host {
             kernel: kernel.unwrap_or_default().trim().to_owned(),
-            possible_cpus,
+            possible_cpus: loaded.arrays().facts().sizes.cpus,
         };
         Self {
-            tracer,
-            roots,
+            loaded,
+            roots: roots.clone(),
             host,
-            activity,
+            activity: *activity,
             counting_since_ns: now_ns().ok(),
             known: Arc::default(),
+            in_threads: Mutex::default(),
+            end: Mutex::default(),
         }
     }
 
-    /// Loads and attaches the programs and passes their messages on.
+    /// Loads and attaches the programs in this process and passes their messages on:
+    /// for commands that end soon.
     ///
     /// # Errors
     /// What the tracer or the host's facts say; each message names the remedy.
     pub fn open(options: &SourceOptions) -> anyhow::Result<Self> {
-        let SourceOptions {
-            roots,
-            also_lines,
-            level,
-            kprobes,
-            activity,
-        } = options;
-        let possible_cpus = host::possible_cpus(roots)?;
-        let tracer = Tracer::load(Options {
-            sizes: Sizes::for_host(possible_cpus, host::max_irq(roots)?),
-            level: *level,
-            also_lines: also_lines.clone(),
-            kprobes: *kprobes,
-            roots: roots.clone(),
-        })?;
+        let tracer = Arc::new(Tracer::load_for(options)?);
         if let Some(logger) = tracer.take_logger() {
             messages::pass_on(logger)?;
         }
-        let live = Self::new(tracer, roots.clone(), possible_cpus, *activity);
-        live.tell_places();
-        live.pass_on_msi_messages();
-        live.tracer.attach();
-        Ok(live)
-    }
-
-    fn counted_by_name(&self) -> anyhow::Result<ByName> {
-        Ok(ByName {
-            losses: self.tracer.losses()?,
-            outside: self.tracer.outside()?,
-            operations: self.tracer.operations()?,
-        })
-    }
-
-    fn tell_places(&self) {
-        let places = host::cpu_places(&self.roots, self.host.possible_cpus);
-        self.tracer.set_places(&places);
-    }
-
-    fn pass_on_msi_messages(&self) {
-        let known = Arc::clone(&self.known);
-        let passed_on = self.tracer.take_msi_messages().and_then(|messages| {
-            Ok(messages.pass_on(move |name, irq| {
-                let known = lock(&known);
-                known
-                    .owners
-                    .last_reading()
-                    .map(|topology| Rare::subject(topology, name, irq))
-                    .unwrap_or_default()
+        let live = Self::new(Arc::clone(&tracer) as Arc<dyn Loaded>, options);
+        let passed_on = tracer.take_msi_messages().and_then(|ring| {
+            Ok(live.pass_on_msi_messages(Ring(ring), |error| {
+                tracing::warn!("operations on interrupts are not logged from now on: {error}");
             })?)
         });
         if let Err(error) = passed_on {
             tracing::warn!("operations on interrupts are not logged: {error:#}");
         }
+        live.begin();
+        Ok(live)
+    }
+
+    /// Lets a helper load and attach the programs. This process, which may have one
+    /// thread only, has no capability from then on: for the daemon.
+    ///
+    /// # Errors
+    /// If there can be no helper, or what it says.
+    pub fn open_apart(options: &SourceOptions, log: logging::Settings) -> anyhow::Result<Self> {
+        let (helper, events) = Helper::start(options, log)?;
+        let helper = Arc::new(helper);
+        let mut live = Self::new(Arc::clone(&helper) as Arc<dyn Loaded>, options);
+        let (tell, end) = oneshot::channel();
+        let helper = Arc::downgrade(&helper);
+        live.pass_on_msi_messages(events, move |error| {
+            if let Some(helper) = helper.upgrade() {
+                // Nobody waits for it any more when it was us who ended it.
+                let _told = tell.send(helper.why_it_ended(&error));
+            }
+        })?;
+        live.end = Mutex::new(Some(end));
+        live.begin();
+        Ok(live)
+    }
+
+    fn begin(&self) {
+        self.tell_places();
+        self.loaded.attach();
+        self.look_for_threads();
+    }
+
+    fn look_for_threads(&self) {
+        *lock(&self.in_threads) = threads::interrupts_have_threads(&self.roots);
+    }
+
+    fn counted_by_name(&self) -> anyhow::Result<ByName> {
+        Ok(ByName {
+            losses: self.loaded.losses()?,
+            outside: self.loaded.outside()?,
+            operations: self.loaded.operations()?,
+        })
+    }
+
+    fn probes(&self) -> Vec<Probe> {
+        let mut probes = self.loaded.probes();
+        if let Some(reason) = &*lock(&self.in_threads) {
+            let handlers = probes
+                .iter_mut()
+                .filter(|it| it.name == HANDLER_COMPLETIONS);
+            handlers.for_each(|it| {
+                (it.state, it.reason) = (ProbeState::NotApplicable, Some(reason.clone()));
+            });
+        }
+        probes
+    }
+
+    fn tell_places(&self) {
+        let places = host::cpu_places(&self.roots, self.host.possible_cpus);
+        self.loaded.arrays().set_places(&places);
+    }
+
+    fn pass_on_msi_messages(
+        &self,
+        stream: impl Stream + Send + 'static,
+        ended: impl FnOnce(io::Error) + Send + 'static,
+    ) -> io::Result<()> {
+        let known = Arc::clone(&self.known);
+        let messages = Messages {
+            stream,
+            totals: self.loaded.arrays().share_msi_totals(),
+        };
+        let subject = move |name: &_, irq| {
+            let known = lock(&known);
+            known
+                .owners
+                .last_reading()
+                .map(|topology| Rare::subject(topology, name, irq))
+                .unwrap_or_default()
+        };
+        messages.pass_on(subject, ended)
     }
 
     /// A Snapshot, and how long after our counters the kernel's were read, in
     /// nanoseconds.
     fn take(&self) -> Result<(Snapshot, u64), SnapshotError> {
         let taken_ns = now_ns().map_err(SnapshotError::new)?;
-        let mut counters = self.tracer.counters();
+        let mut counters = self.loaded.arrays().counters();
         let counted = self.counted_by_name().map_err(SnapshotError::new)?;
-        let probes = self.tracer.probes();
+        let probes = self.probes();
         let mut known = lock(&self.known);
         let Known { owners, rare } = &mut *known;
         let news = rare.has_news(&counted);
@@ -148,9 +210,9 @@ impl Live {
     }
 }
 
-fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic while it was held leaves at worst a topology to be read again.
-    known.lock().unwrap_or_else(PoisonError::into_inner)
+    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl SnapshotSource for Live {
@@ -163,13 +225,15 @@ impl SnapshotSource for Live {
     }
 
     fn attach_pending(&self) {
-        self.tracer.attach();
+        self.loaded.attach();
+        self.look_for_threads();
     }
 
     fn topology_changed(&self) {
-        self.tracer.raise_generation();
+        self.loaded.arrays().raise_generation();
+        self.look_for_threads();
         let mut known = lock(&self.known);
-        known.owners.changed(|| self.tracer.counters());
+        known.owners.changed(|| self.loaded.arrays().counters());
         match self.counted_by_name() {
             Ok(counted) => known.rare.changed(counted),
             Err(error) => tracing::debug!("rare events cannot be read: {error:#}"),
@@ -180,8 +244,16 @@ impl SnapshotSource for Live {
         self.tell_places();
     }
 
+    fn set_log_level(&self, level: logging::Level) -> anyhow::Result<()> {
+        self.loaded.set_log_level(level)
+    }
+
     fn close(&self) {
-        self.tracer.remove_kprobes();
+        self.loaded.close();
+    }
+
+    fn take_end(&self) -> Option<oneshot::Receiver<String>> {
+        lock(&self.end).take()
     }
 }
 

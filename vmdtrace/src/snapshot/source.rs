@@ -3,8 +3,11 @@
 
 use std::error::Error;
 
+use tokio::sync::oneshot;
+
 use super::Snapshot;
 use crate::host::Roots;
+use crate::logging;
 
 /// Something that can be asked for a [`Snapshot`] at any time.
 ///
@@ -24,8 +27,22 @@ pub trait SnapshotSource: Send + Sync {
     /// A CPU came or went: where completions land is to be told anew.
     fn cpus_changed(&self);
 
+    /// Changes which records are logged by what runs for it in another process.
+    ///
+    /// # Errors
+    /// If that cannot be told.
+    fn set_log_level(&self, _level: logging::Level) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     /// The process is about to end: takes away what would outlive it.
     fn close(&self) {}
+
+    /// Tells, once, when nothing is counted any more, and why. None if that cannot
+    /// happen, or if it was asked for already.
+    fn take_end(&self) -> Option<oneshot::Receiver<String>> {
+        None
+    }
 }
 
 /// Why a Snapshot could not be taken. The error inside says what was read and

@@ -12,7 +12,7 @@ use nix::libc::O_DIRECT;
 
 use vmdtrace::{
     host::{Roots, max_irq},
-    probes::{Options, Sizes, Tracer},
+    probes::{Loaded as _, Options, Sizes, Tracer},
     snapshot::source::Level,
 };
 
@@ -22,7 +22,7 @@ const DIRECT_IOS: u64 = 1_200;
 const BLOCK: usize = 4096;
 
 /// Interrupt numbers whose action is a disk's queue.
-fn disk_lines() -> Vec<u32> {
+pub(crate) fn disk_lines() -> Vec<u32> {
     let entries = fs::read_dir("/sys/kernel/irq")
         .into_iter()
         .flatten()
@@ -50,7 +50,7 @@ fn kernel_count(irq: u32) -> u64 {
 }
 
 /// Reads a file past the page cache, again and again.
-fn direct_io(path: &PathBuf) -> Result<(), String> {
+pub(crate) fn direct_io(path: &PathBuf) -> Result<(), String> {
     let file = OpenOptions::new()
         .read(true)
         .custom_flags(O_DIRECT)
@@ -96,7 +96,7 @@ pub(crate) fn agrees_with_the_kernel() -> Result<Completion, Failed> {
     assert!(tracer.counts_interrupts(), "{:?}", tracer.probes());
     let kernel = || -> u64 { lines.iter().map(|irq| kernel_count(*irq)).sum() };
     let ours = || -> u64 {
-        let counters = tracer.counters();
+        let counters = tracer.arrays().counters();
         counters
             .lines
             .iter()

@@ -6,7 +6,11 @@ use std::process::Command;
 
 use libtest_mimic::{Completion, Failed};
 use serde_json::Value;
-use vmdtrace::{host::Roots, probes::Options, snapshot::ProbeState};
+use vmdtrace::{
+    host::Roots,
+    probes::{Loaded as _, Options},
+    snapshot::ProbeState,
+};
 
 pub(crate) fn tells_the_probes() -> Result<Completion, Failed> {
     let output = Command::new(env!("CARGO_BIN_EXE_vmdtrace"))

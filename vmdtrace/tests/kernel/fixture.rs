@@ -11,7 +11,10 @@ use aya::{
 use tempfile::TempDir;
 use vmdtrace::{
     host::Roots,
-    probes::{btf::Btf, mapped::MappedArray},
+    probes::{
+        btf::Btf,
+        mapped::{MappedArray, Writable},
+    },
 };
 use vmdtrace_common::model::{ACTIONS, REQUESTS, start_ns, submitter};
 
@@ -36,7 +39,7 @@ pub(crate) const CPUS: usize = 2;
 
 /// Memory for `ACTIONS` irqactions and their names.
 pub(crate) struct Actions {
-    memory: MappedArray<[u8; BYTES]>,
+    memory: MappedArray<[u8; BYTES], Writable>,
     base: u64,
     name_offset: usize,
     image: [u8; BYTES],
@@ -151,7 +154,7 @@ fn made_up_procfs(base: u64, irqs_sum: u32) -> std::io::Result<TempDir> {
     Ok(folder)
 }
 
-fn mapped<T>(ebpf: &Ebpf, name: &str) -> MappedArray<T> {
+fn mapped<T>(ebpf: &Ebpf, name: &str) -> MappedArray<T, Writable> {
     let Some(Map::Array(data)) = ebpf.map(name) else {
         panic!("no array {name}")
     };

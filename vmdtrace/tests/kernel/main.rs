@@ -11,6 +11,7 @@
 mod disk_line;
 mod doctor;
 mod fixture;
+mod helper;
 mod streams;
 mod uevents;
 
@@ -97,6 +98,31 @@ fn main() -> ExitCode {
             "doctor_tells_the_probes_as_they_are",
             doctor::tells_the_probes,
         ),
+        kernel_test(
+            "a_server_without_capabilities_counts_on",
+            helper::a_server_without_capabilities_counts_on,
+        ),
+        kernel_test(
+            "without_kprobes_the_helper_has_less",
+            helper::without_kprobes_the_helper_has_less,
+        ),
+        kernel_test(
+            "another_user_with_two_capabilities_serves",
+            helper::another_user_with_two_capabilities_serves,
+        ),
+        kernel_test(
+            "a_reload_changes_what_the_helper_logs",
+            helper::a_reload_changes_what_the_helper_logs,
+        ),
+        kernel_test(
+            "a_killed_server_takes_its_helper_along",
+            helper::a_killed_server_takes_its_helper_along,
+        ),
+        kernel_test(
+            "a_server_whose_helper_is_killed_ends",
+            helper::a_server_whose_helper_is_killed_ends,
+        ),
+        kernel_test("garbage_ends_the_helper", helper::garbage_ends_the_helper),
         Trial::ignorable_test(
             "uevents_of_a_burst_arrive_as_one_change",
             uevents::a_burst_is_one_change,

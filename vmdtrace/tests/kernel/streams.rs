@@ -20,7 +20,7 @@ use proptest::{
 };
 use vmdtrace::{
     host::Roots,
-    probes::{Options, Sizes, Tracer},
+    probes::{Loaded as _, Options, Sizes, Tracer},
     snapshot::{Counters, LineKind, Remote, source::Level},
 };
 use vmdtrace_common::{
@@ -67,7 +67,7 @@ fn feed(tracer: &Tracer, actions: &mut Actions, cpu: usize, sum: u64, event: &Ev
             args[0] = actions.request(request);
             "block_rq_complete"
         }
-        Event::NewGeneration => return tracer.raise_generation(),
+        Event::NewGeneration => return tracer.arrays().raise_generation(),
         Event::Rename { action, name } => return actions.rename(action, name),
         // The model was fed first.
         Event::Counted => return actions.count(cpu, sum),
@@ -195,7 +195,9 @@ pub(crate) fn loaded_programs_equal_the_model() -> Result<Completion, Failed> {
             }
             let tracer = tracer(slots, WATCHED, actions.roots());
             let place = |&(cache, node): &_| Place::new(cache, node);
-            tracer.set_places(&places.iter().map(place).collect::<Vec<_>>());
+            tracer
+                .arrays()
+                .set_places(&places.iter().map(place).collect::<Vec<_>>());
             let mut model = Model::new(&places, slots as usize, true);
             for (cpu, event) in &stream {
                 prop_assert!(pin(*cpu), "may not run on CPU {}", cpu);
@@ -213,7 +215,7 @@ pub(crate) fn loaded_programs_equal_the_model() -> Result<Completion, Failed> {
             );
             ended.set(ended.get() + model.samples.values().map(|it| it.ended).sum::<u64>());
             runs.set(runs.get() + model.cpus.iter().map(|cpu| cpu.depth0_runs).sum::<u64>());
-            assert_equal(&tracer.counters(), &model)
+            assert_equal(&tracer.arrays().counters(), &model)
         })
         .map_err(|error| error.to_string())?;
     // Some thousands and some dozens, by chance: far from what is asked.
@@ -263,7 +265,7 @@ pub(crate) fn two_cpus_learn_at_once() -> Result<Completion, Failed> {
             });
         }
     });
-    let counters = tracer.counters();
+    let counters = tracer.arrays().counters();
     let expected: BTreeMap<(u32, String), u64> = (0..2 * LINES)
         .map(|index| ((1 + index, format!("nvme{}q1", index % 2)), ROUNDS))
         .collect();
@@ -327,7 +329,7 @@ pub(crate) fn level_counters_reads_no_clock() -> Result<Completion, Failed> {
                 handled: true,
             },
         );
-        let counters = tracer.counters();
+        let counters = tracer.arrays().counters();
         assert_eq!(counters.lines[0].counts.depth0_runs, 1);
         times.push(counters.lines[0].counts.inclusive_ns > 0);
     }

@@ -5,8 +5,7 @@ use libtest_mimic::Trial;
 use vmd_device::control::{Client, Request};
 use vmd_device::{Config, DeviceId, MsiFault};
 use xtask_lab::{
-    Artifacts, Background, GuestCommand, GuestConfig, GuestDisk, Scrape, Signal, VMDTRACE,
-    interrupt,
+    Artifacts, Background, Guest, GuestCommand, GuestConfig, GuestDisk, Scrape, interrupt,
 };
 
 use crate::kernel_test;
@@ -264,31 +263,53 @@ fn kprobe_events(lost: &Lost) -> Vec<String> {
     ours.map(str::to_owned).collect()
 }
 
-/// A killed daemon leaves events behind; the next removes them, and its own when
-/// it is stopped.
+/// The daemon once more, in the same guest.
+fn served_again(guest: Guest) -> Lost {
+    let (server, ready) = Server::serve(guest);
+    ready.unwrap_or_else(|error| panic!("{error}"));
+    Lost { server }
+}
+
+/// Kills one of the daemon's two processes. (A signal to the command is one to both.)
+fn kill(lost: &Lost, name: &str) {
+    let script = format!(
+        "for process in /proc/[0-9]*; do \
+         [ \"$(cat $process/comm)\" = {name} ] && kill -9 ${{process#/proc/}}; done; true"
+    );
+    lost.server
+        .guest
+        .check(&GuestCommand::shell(script), PATIENCE)
+        .unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Whatever is killed, in the end nothing of ours is in the kernel's list.
 fn nothing_stays_behind(lost: Lost) {
-    let made = kprobe_events(&lost);
-    assert!(!made.is_empty());
+    assert!(!kprobe_events(&lost).is_empty());
+    // The helper of a killed server removes what it made.
+    kill(&lost, "vmdtrace");
     let Server { guest, daemon } = lost.server;
-    daemon.signal(Signal::SIGKILL).unwrap();
-    daemon.wait(PATIENCE).unwrap();
-    let serve = GuestCommand::new(VMDTRACE).args(["serve", "--web.listen-address=0.0.0.0:10973"]);
-    let daemon = guest.spawn(&serve).unwrap();
-    interrupt::until("the daemon to be ready", PATIENCE, || {
-        daemon.check_running()?;
-        Ok(guest
-            .http_get("/readyz")
-            .is_ok_and(|it| it.status == 200)
-            .then_some(()))
+    interrupt::until("the events to be removed", PATIENCE, || {
+        let list = guest.read_file("/sys/kernel/tracing/kprobe_events")?;
+        Ok((!String::from_utf8_lossy(&list).contains("vmdtrace/")).then_some(()))
     })
     .unwrap();
-    let lost = Lost {
-        server: Server { guest, daemon },
-    };
+    daemon.wait(PATIENCE).unwrap();
+
+    // A killed helper cannot. The server ends, and the next daemon removes them.
+    let lost = served_again(guest);
+    let made = kprobe_events(&lost);
+    assert!(!made.is_empty());
+    kill(&lost, "vmdtrace-helper");
+    let Server { guest, daemon } = lost.server;
+    let ended = daemon.wait(PATIENCE).unwrap();
+    assert!(!ended.success());
+    let said = ended.stderr_text();
+    assert!(said.contains("nothing is counted any more"), "{said}");
+    let lost = served_again(guest);
     let again = kprobe_events(&lost);
-    // Fewer: now the modules are there, and only what they have is hooked.
-    assert!(!again.is_empty() && again.len() <= made.len(), "{again:?}");
+    assert!(!again.is_empty());
     assert!(again.iter().all(|event| !made.contains(event)), "{again:?}");
+
     let Server { guest, daemon } = lost.server;
     assert!(daemon.stop(PATIENCE).unwrap().success());
     let list = guest

@@ -10,7 +10,7 @@ use xtask_lab::{
 };
 
 use crate::kernel_test;
-use crate::server::{PATIENCE, Server, sum};
+use crate::server::{PATIENCE, Readings, Server, completions, sum};
 
 const KERNELS: [&str; 5] = ["5.10", "6.1", "6.12", "6.18", "7.3"];
 
@@ -139,10 +139,26 @@ fn operations_are_counted(artifacts: &Artifacts) {
         0
     );
 
+    the_server_has_no_capability(&server);
     a_moved_vector_is_counted(&server, remap);
     a_reload_is_counted_on(&server, remap);
     the_log_tells_of_all(&server);
     server.end();
+}
+
+/// All that follows is done without.
+fn the_server_has_no_capability(server: &Server) {
+    let of = |name: &str| {
+        let script = format!(
+            "for process in /proc/[0-9]*; do [ \"$(cat $process/comm)\" = {name} ] || continue; \
+             cat $process/task/*/status | grep -E '^(Cap|NoNewPrivs)' | sort -u; done"
+        );
+        shell(server, &script)
+    };
+    let none = ["Amb", "Bnd", "Eff", "Inh", "Prm"].map(|set| format!("Cap{set}:\t{:016x}\n", 0));
+    assert_eq!(of("vmdtrace"), none.concat() + "NoNewPrivs:\t1\n");
+    let helper = of("vmdtrace-helper");
+    assert!(helper.contains("NoNewPrivs:\t1\n"), "{helper:?}");
 }
 
 fn a_moved_vector_is_counted(server: &Server, controller: &str) {
@@ -193,7 +209,8 @@ fn none_went_back(before: &Operations, after: &Operations) -> bool {
 }
 
 fn a_reload_is_counted_on(server: &Server, controller: &str) {
-    let before = operations(&server.at_rest().daemon);
+    let first = server.at_rest();
+    let before = operations(&first.daemon);
     shell(server, "rmmod nvme && rmmod vmd");
     interrupt::until("the last interrupt to be freed", PATIENCE, || {
         let counts = operations(&server.guest.scrape()?);
@@ -201,7 +218,8 @@ fn a_reload_is_counted_on(server: &Server, controller: &str) {
         Ok((left == 0).then_some(()))
     })
     .unwrap_or_else(|error| panic!("{error}"));
-    let gone = operations(&server.at_rest().daemon);
+    let unloaded = server.at_rest();
+    let gone = operations(&unloaded.daemon);
     assert!(none_went_back(&before, &gone), "{before:?} {gone:?}");
     assert_eq!(
         of(&gone, controller, "enable"),
@@ -214,6 +232,39 @@ fn a_reload_is_counted_on(server: &Server, controller: &str) {
         of(&again, controller, "allocate") - of(&again, controller, "free"),
         child_interrupts(server, controller)
     );
+    server.read_all_disks_from(2, 50);
+    let last = server.at_rest();
+    // From before the drivers went.
+    let posted = |readings: &Readings| -> u64 {
+        let devices = readings.devices.iter();
+        devices.map(|it| it.cqes() - it.cqes_skipped()).sum()
+    };
+    assert_eq!(
+        completions(&last.daemon) - completions(&first.daemon),
+        posted(&last) - posted(&first)
+    );
+    // Vectors are counted from when the driver came. (The kernel forgets what it counted on
+    // a disk's own lines when the disk's queues are set up.)
+    let kernel: u64 = last
+        .kernel
+        .lines
+        .values()
+        .filter(|line| is_vmd_action(&line.actions))
+        .flat_map(|line| &line.per_cpu)
+        .map(|count| u64::from(*count))
+        .sum();
+    let interrupts = |readings: &Readings| {
+        let of_vectors = |metric: &str| {
+            let sum = readings
+                .daemon
+                .sum(metric, |sample| is_vmd_action(sample.label("action")));
+            sum.unwrap() as u64
+        };
+        of_vectors("vmdtrace_line_hardware_interrupts_total")
+            - of_vectors("vmdtrace_line_handler_repeated_total")
+    };
+    assert!(kernel > 0);
+    assert_eq!(interrupts(&last) - interrupts(&unloaded), kernel);
 }
 
 /// At most 5 lines in 10 seconds, and how many were left out: together all.

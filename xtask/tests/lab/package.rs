@@ -116,6 +116,24 @@ fn the_same_sources_make_the_same_bytes() {
     assert!(!control.contains('@'.to_string().repeat(2).as_str()) && !control.contains("@V"));
 }
 
+/// As ps shows them.
+const SERVER: &str = "vmdtrace";
+const HELPER: &str = "vmdtrace-helper";
+
+/// A field of the status of all these threads, in which it has to be the same.
+fn of_all(threads: &str, field: &str) -> String {
+    let mut values: Vec<&str> = threads
+        .lines()
+        .filter_map(|line| line.strip_prefix(field)?.strip_prefix(':'))
+        .map(str::trim)
+        .collect();
+    values.dedup();
+    let [value] = values[..] else {
+        panic!("{field} is {values:?}");
+    };
+    value.to_owned()
+}
+
 /// What systemd knows of the service.
 struct Service<'a>(&'a Guest);
 
@@ -128,6 +146,20 @@ impl Service<'_> {
     /// Its process; "0" while there is none.
     fn pid(&self) -> String {
         self.property("MainPID")
+    }
+
+    /// Does something to its processes of this name: `$it` is the number of one.
+    fn for_each(&self, process: &str, what: &str) -> String {
+        self.ok(&format!(
+            "for it in $(cat /sys/fs/cgroup{}/cgroup.procs); do \
+             if [ \"$(cat /proc/$it/comm)\" = {process} ]; then {what}; fi; done",
+            self.property("ControlGroup")
+        ))
+    }
+
+    /// What the kernel says of each thread of a process.
+    fn threads(&self, process: &str) -> String {
+        self.for_each(process, "cat /proc/$it/task/*/status")
     }
 
     fn is_active(&self) -> bool {
@@ -222,23 +254,27 @@ fn install_use_upgrade_and_purge() {
     check_with_promtool(&guest.http_get("/metrics").unwrap().ok("/metrics").unwrap());
     assert_eq!(hindered(&guest), Vec::<String>::new(), "{}", log(&guest));
 
-    let status = service.ok(&format!("cat /proc/{}/status", service.pid()));
-    let field = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        line.unwrap_or_else(|| panic!("no {name}: {status}"))
-            .trim()
-            .to_owned()
-    };
-    let bits = |name: &str| u64::from_str_radix(&field(name), 16).unwrap();
-    assert_eq!(bits("CapBnd:"), BOUNDING_SET, "{status}");
-    for set in ["CapEff:", "CapPrm:", "CapInh:", "CapAmb:"] {
-        assert_eq!(bits(set) & !BOUNDING_SET, 0, "{set} {status}");
+    // What the unit gives is the helper's; the server has kept nothing of it.
+    for (process, kept) in [(SERVER, 0), (HELPER, BOUNDING_SET)] {
+        let threads = service.threads(process);
+        for (field, expected) in [
+            ("CapEff", kept),
+            ("CapPrm", kept),
+            ("CapInh", 0),
+            ("CapAmb", 0),
+            ("CapBnd", BOUNDING_SET),
+        ] {
+            assert_eq!(
+                of_all(&threads, field),
+                format!("{expected:016x}"),
+                "{process}: {field}"
+            );
+        }
+        assert_eq!(of_all(&threads, "NoNewPrivs"), "1");
+        assert_eq!(of_all(&threads, "Seccomp"), "2");
+        let ids = of_all(&threads, "Uid");
+        assert!(!ids.split_whitespace().any(|id| id == "0"), "{ids}");
     }
-    assert!(!field("Uid:").split_whitespace().any(|id| id == "0"));
-    assert_eq!(
-        (field("NoNewPrivs:"), field("Seccomp:")),
-        ("1".into(), "2".into())
-    );
 
     // Settings that can change do, and wrong ones do not.
     let pid = service.pid();
@@ -341,6 +377,18 @@ fn restarts(guest: &Guest, service: &Service<'_>) {
         with_one_daemon,
         "what the killed one left is removed"
     );
+
+    // Without its helper the daemon would count nothing.
+    let before = service.pid();
+    service.for_each(HELPER, "kill -KILL $it");
+    interrupt::until("the daemon to be started again", PATIENCE, || {
+        let now = service.pid();
+        Ok((now != before && now != "0" && service.is_active()).then_some(()))
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", log(guest)));
+    await_ready(guest);
+    assert_eq!(service.property("NRestarts"), "2", "{}", log(guest));
+    assert_eq!(kprobes(), with_one_daemon);
 
     // The load must not decide how soon the watchdog is fed.
     load.stop(PATIENCE).unwrap();

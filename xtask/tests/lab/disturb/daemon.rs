@@ -88,8 +88,9 @@ fn without_kprobes(guest: Guest, events: &BTreeSet<String>) -> Guest {
     guest
 }
 
-/// Killed under load: programs, links and maps go with it. Its kprobe events stay until
-/// the next start, which removes them, and its own when it is stopped.
+/// Killed under load, helper and all (a signal to the command is one to both): programs,
+/// links and maps go with it. Its kprobe events stay until the next start, which removes
+/// them, and its own when it is stopped.
 pub(super) fn it_is_killed_and_started_again(disturbed: Disturbed) {
     let fio = disturbed.load();
     let made = kprobe_events(disturbed.guest());

@@ -1,0 +1,190 @@
+//! The arrays that a Snapshot is made of, read in place. Once they are mapped that
+//! takes no call to the kernel and no privilege, so it does not matter which
+//! process loaded the programs.
+
+use std::{os::fd::AsFd, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+use vmdtrace_common::{
+    CpuBank, LineCell, LossTotals, Place,
+    bio_cells::{BioBank, BioSet, SETS},
+    cells::kind,
+    msi::MsiTotals,
+    samples,
+};
+
+use super::{
+    LoadError, Sizes,
+    bio::Cache,
+    counts::{bio_counts, cpu_counts, line_counts, sample_counts},
+    mapped::{Access, MappedArray, Writable},
+};
+use crate::snapshot::{Counters, DiskSamples, Losses, MsiCounts, SampleCounts};
+
+/// Names of the maps behind [`Arrays`].
+pub const NAMES: [&str; 9] = [
+    "CELLS",
+    "BANKS",
+    "LOSS_TOTALS",
+    "MSI_TOTALS",
+    "PLACES",
+    "SAMPLES",
+    "BIO_BANKS",
+    "BIO_SETS",
+    "BIO_REGIMES",
+];
+
+/// What has to be known to read them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Facts {
+    pub sizes: Sizes,
+    /// Whether repeated runs can be told.
+    pub repeats_known: bool,
+    /// The cache of bios, where there is one.
+    pub bio_cache: Option<Cache>,
+}
+
+/// The arrays. Only what user space has to tell the programs can be written: some
+/// of the others hold what the programs take for addresses in the kernel.
+#[derive(Debug)]
+pub struct Arrays {
+    facts: Facts,
+    cells: MappedArray<LineCell>,
+    banks: MappedArray<CpuBank, Writable>,
+    loss_totals: MappedArray<LossTotals>,
+    msi_totals: Arc<MappedArray<MsiTotals>>,
+    places: MappedArray<Place, Writable>,
+    samples: MappedArray<samples::DiskSamples>,
+    bio_banks: MappedArray<BioBank>,
+    bio_sets: MappedArray<BioSet>,
+    bio_regimes: MappedArray<u64>,
+}
+
+impl Arrays {
+    /// Maps all. `descriptor` is asked for each of [`NAMES`] once; it may be closed
+    /// afterwards.
+    ///
+    /// # Errors
+    /// What it or mmap says.
+    pub fn map<D: AsFd>(
+        facts: Facts,
+        descriptor: impl Fn(&'static str) -> Result<D, LoadError>,
+    ) -> Result<Self, LoadError> {
+        let Sizes { cpus, slots, .. } = facts.sizes;
+        Ok(Self {
+            facts,
+            cells: mapped("CELLS", &descriptor, slots)?,
+            banks: mapped("BANKS", &descriptor, cpus)?,
+            loss_totals: mapped("LOSS_TOTALS", &descriptor, 1)?,
+            msi_totals: Arc::new(mapped("MSI_TOTALS", &descriptor, 1)?),
+            places: mapped("PLACES", &descriptor, cpus)?,
+            samples: mapped("SAMPLES", &descriptor, samples::DISKS)?,
+            bio_banks: mapped("BIO_BANKS", &descriptor, cpus)?,
+            bio_sets: mapped("BIO_SETS", &descriptor, SETS as u32)?,
+            bio_regimes: mapped("BIO_REGIMES", &descriptor, 1)?,
+        })
+    }
+
+    #[must_use]
+    pub fn facts(&self) -> Facts {
+        self.facts
+    }
+
+    /// Devices came or went: names are learned again.
+    pub fn raise_generation(&self) {
+        self.banks.raise_generation();
+    }
+
+    /// Lets a CPU count on which no program runs now.
+    pub fn arm(&self, cpu: u32) {
+        self.banks.arm(cpu);
+    }
+
+    /// Tells where the CPUs are, by number. Until then, and for CPUs that are not
+    /// named, the distance of completions is unknown.
+    pub fn set_places(&self, places: &[Place]) {
+        self.places.set_all(places);
+    }
+
+    /// Completions outside any handler so far. Each is added to its disk's in the map
+    /// first: who has read the map since this was at some number has all of them.
+    #[must_use]
+    pub fn completions_outside(&self) -> u64 {
+        let of_cpus = self.banks.iter().map(|bank| bank.completions_outside);
+        of_cpus.fold(0, u64::saturating_add)
+    }
+
+    #[must_use]
+    pub fn loss_totals(&self) -> LossTotals {
+        self.loss_totals.get(0).unwrap_or_default()
+    }
+
+    #[must_use]
+    pub fn msi_totals(&self) -> MsiTotals {
+        self.msi_totals.get(0).unwrap_or_default()
+    }
+
+    /// The same, for who reads nothing else.
+    #[must_use]
+    pub fn share_msi_totals(&self) -> Arc<MappedArray<MsiTotals>> {
+        Arc::clone(&self.msi_totals)
+    }
+
+    /// Everything counted so far, without who owns the lines and without what is in
+    /// hash maps.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let Facts {
+            sizes: _,
+            repeats_known,
+            bio_cache,
+        } = self.facts;
+        let cells: Vec<LineCell> = self.cells.iter().collect();
+        let mut of_disks = self.samples.iter().map(|of_disk| sample_counts(&of_disk));
+        let other_samples = of_disks.next().unwrap_or_default();
+        let samples = of_disks.zip(0..).filter_map(|(counts, number)| {
+            (counts != SampleCounts::default()).then(|| DiskSamples {
+                disk: format!("nvme{number}"),
+                controller: None,
+                counts,
+            })
+        });
+        Counters {
+            // Live joins these with the disks and controllers.
+            losses: Losses::default(),
+            outside: Vec::new(),
+            msi: MsiCounts::default(),
+            samples: samples.collect(),
+            other_samples,
+            lines: cells
+                .iter()
+                // The kind may have been read just before the slot was described.
+                .filter(|cell| cell.ready != 0 && cell.kind != kind::NONE)
+                .map(|cell| line_counts(cell, &cells, repeats_known))
+                .collect(),
+            cpus: self
+                .banks
+                .iter()
+                .zip(0..)
+                .map(|(bank, cpu)| cpu_counts(cpu, &bank))
+                .collect(),
+            bio: bio_counts(
+                self.bio_banks.iter(),
+                &self.bio_sets.iter().collect::<Vec<_>>(),
+                bio_cache,
+                self.bio_regimes.get(0).unwrap_or_default(),
+            ),
+        }
+    }
+}
+
+fn mapped<T, A: Access, D: AsFd>(
+    map: &'static str,
+    descriptor: impl Fn(&'static str) -> Result<D, LoadError>,
+    length: u32,
+) -> Result<MappedArray<T, A>, LoadError> {
+    MappedArray::new(descriptor(map)?, length).map_err(|error| LoadError::Map {
+        map,
+        source: error.into(),
+    })
+}
