@@ -20,6 +20,7 @@ pub mod commands;
 pub mod diagnose;
 pub mod host;
 pub mod logging;
+pub mod memory;
 pub mod metrics;
 pub mod probes;
 pub mod snapshot;

@@ -112,7 +112,7 @@ where
         kprobes: !no_kprobes,
         activity: false,
     })?;
-    log_host(&source.snapshot()?);
+    log_host(&source.sums()?);
     let listeners = listen_addresses
         .iter()
         .map(ListenAddress::bind)

@@ -59,7 +59,12 @@ impl Collector for SnapshotCollector {
 
     fn collect(&self) -> Vec<MetricFamily> {
         let started = Instant::now();
-        let mut families = match self.source.snapshot() {
+        let taken = if self.detail == Detail::default() {
+            self.source.sums()
+        } else {
+            self.source.snapshot()
+        };
+        let mut families = match taken {
             Ok(snapshot) => families(&snapshot, self.detail),
             Err(error) => {
                 // The trait has no way to fail; `scrape` asks afterwards.

@@ -118,6 +118,27 @@ impl<T: Element> MappedArray<T> {
     }
 }
 
+impl<T> MappedArray<T> {
+    /// Elements.
+    pub fn len(&self) -> u32 {
+        self.length
+    }
+}
+
+impl MappedArray<LineCell> {
+    /// Whether a slot is taken and described: one word of it is read.
+    #[must_use]
+    pub fn is_ready(&self, slot: u32) -> bool {
+        let Some(cell) = self.element(slot) else {
+            return false;
+        };
+        // SAFETY: the field lies inside the element.
+        let field = unsafe { cell.add(offset_of!(LineCell, ready)) };
+        // SAFETY: valid and aligned; the programs write the word whole.
+        unsafe { AtomicU32::from_ptr(field.cast().as_ptr()) }.load(Ordering::Relaxed) != 0
+    }
+}
+
 impl MappedArray<CpuBank> {
     /// Lets the programs learn every line's name again.
     pub fn raise_generation(&self) {

@@ -340,9 +340,9 @@ impl Attachment {
 
     /// The program as a probe, with what the kernel says of its runs.
     #[must_use]
-    pub fn probe(&self, ebpf: &Ebpf, roots: &Roots) -> Probe {
+    pub fn probe(&self, ebpf: &Ebpf, roots: &Roots, counts_runs: bool) -> Probe {
         let statistics = hook::descriptor(ebpf, self.spec.name)
-            .map(|descriptor| fdinfo::read(&roots.procfs, descriptor))
+            .map(|descriptor| fdinfo::read(&roots.procfs, descriptor, counts_runs))
             .unwrap_or_default();
         Probe {
             name: self.spec.name.to_owned(),

@@ -21,7 +21,8 @@ use vmdtrace_common::{
 
 use super::{
     bio::{self, BioLayout},
-    counts::{bio_counts, cpu_counts, line_counts, sample_counts},
+    counts::{bio_counts, cpu_counts, line_counts, run_counts, sample_counts},
+    fdinfo,
     hook::{self, Hook},
     kernel::{InterruptLayout, KernelLayout, Missing},
     losses::{self, LossesByName},
@@ -35,7 +36,8 @@ use super::{
 };
 use crate::host::{HostError, Lockdown, Roots};
 use crate::snapshot::{
-    Counters, DiskSamples, Losses, MsiCounts, Probe, ProbeState, SampleCounts,
+    Counters, DiskSamples, LineCounts, Losses, MsiCounts, Probe, ProbeState, RunCounts,
+    SampleCounts,
     probes::{
         BIO_CONTEXT, BLOCK_RQ_COMPLETE, COMPLETION_TIMES, HANDLER_COMPLETIONS, HANDLER_TIME,
         PLACEMENT, REPEATED_RUNS,
@@ -200,8 +202,8 @@ struct Attached {
     kprobes: Kprobes,
     /// Whether the CPUs were let count.
     armed: bool,
-    /// Whether the types of nvme_core were looked for while it was loaded.
-    knows_requests: bool,
+    /// Whether nvme_core was loaded when its types were looked for; None before.
+    knows_requests: Option<bool>,
 }
 
 impl std::fmt::Debug for Tracer {
@@ -234,6 +236,9 @@ impl Tracer {
     }
 
     fn load_checked(object: &[u8], table: &NameTable, options: Options) -> Result<Self, LoadError> {
+        // aya's loader reads the kernel's types for itself and does not hand them
+        // on, so they are read twice: at the same time.
+        let btf = std::thread::Builder::new().spawn(|| Btf::from_sys_fs().ok());
         let layout = KernelLayout::read(&options.roots);
         let action_name = layout.action_name.map_err(LoadError::Layout)?;
         // Without securityfs the kernel's own refusal has to do.
@@ -268,11 +273,9 @@ impl Tracer {
         let sampling = u32::from(samples);
         let request_start = request_start.unwrap_or(0);
         let sizes = options.sizes;
-        let btf = Btf::from_sys_fs().ok();
         let mut loader = EbpfLoader::new();
         BioLayout::set(bio_layout.as_ref().ok(), &mut loader);
         let mut ebpf = loader
-            .btf(btf.as_ref())
             .override_global("ACTION_NAME_OFFSET", &action_name, true)
             .override_global("KSTAT_ADDRESS", &kstat, true)
             .override_global("PER_CPU_OFFSET_ADDRESS", &per_cpu_offset, true)
@@ -300,6 +303,11 @@ impl Tracer {
             .map_max_entries("BIO_BANKS", sizes.cpus)
             .load(object)
             .map_err(|error: EbpfError| LoadError::Load(error.into()))?;
+        let btf = match btf.map(std::thread::JoinHandle::join) {
+            Ok(Ok(btf)) => btf,
+            // No thread could be had.
+            Ok(Err(_)) | Err(_) => Btf::from_sys_fs().ok(),
+        };
 
         map::<NameTable>(&ebpf, "NAMES", 1)?.fill(table);
         fill_queue(&mut ebpf, sizes.slots)?;
@@ -330,7 +338,7 @@ impl Tracer {
                     .collect(),
                 ebpf,
                 armed: false,
-                knows_requests: false,
+                knows_requests: None,
             }),
             bio_layout,
         };
@@ -366,9 +374,13 @@ impl Tracer {
             knows_requests,
         } = &mut *attached;
         let roots = &self.options.roots;
-        if !*knows_requests {
-            *knows_requests = roots.sysfs.join("module/nvme_core").exists();
-            self.tell_request_layout();
+        // The types are read again only where there may be more of them.
+        if *knows_requests != Some(true) {
+            let is_loaded = roots.sysfs.join("module/nvme_core").exists();
+            if *knows_requests != Some(is_loaded) {
+                self.tell_request_layout();
+            }
+            *knows_requests = Some(is_loaded);
         }
         let (handlers, others) = attachments.split_at_mut(HANDLER_PROGRAMS);
         for one in &mut *handlers {
@@ -454,8 +466,48 @@ impl Tracer {
     /// Everything counted so far, without who owns the lines. No system call.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        let cells: Vec<LineCell> = self.cells.iter().collect();
-        let repeats_known = self.repeats_unknown.is_none();
+        let mut lines = Vec::new();
+        self.each_line(|_, cell| lines.push(self.line_counts(cell)));
+        Counters {
+            lines,
+            ..self.counters_without_lines()
+        }
+    }
+
+    /// Calls `see` with each line's slot and cell.
+    pub fn each_line(&self, mut see: impl FnMut(u32, &LineCell)) {
+        for slot in 0..self.cells.len() {
+            // Most slots of a table are never taken.
+            if !self.cells.is_ready(slot) {
+                continue;
+            }
+            // The kind may have been read just before the slot was described.
+            if let Some(cell) = self.cells.get(slot)
+                && cell.kind != kind::NONE
+            {
+                see(slot, &cell);
+            }
+        }
+    }
+
+    /// A line's counters, without who owns it.
+    #[must_use]
+    pub fn line_counts(&self, cell: &LineCell) -> LineCounts {
+        let parent = cell.parent.checked_sub(1);
+        let parent = parent.and_then(|slot| self.cells.get(slot));
+        let parent_irq = parent.map(|parent| parent.irq);
+        line_counts(cell, parent_irq, self.repeats_unknown.is_none())
+    }
+
+    /// What was counted on a line, alone.
+    #[must_use]
+    pub fn run_counts(&self, cell: &LineCell) -> RunCounts {
+        run_counts(cell, self.repeats_unknown.is_none())
+    }
+
+    /// As [`Tracer::counters`], without any line.
+    #[must_use]
+    pub fn counters_without_lines(&self) -> Counters {
         let mut of_disks = self.samples.iter().map(|of_disk| sample_counts(&of_disk));
         let other_samples = of_disks.next().unwrap_or_default();
         let samples = of_disks.zip(0..).filter_map(|(counts, number)| {
@@ -471,12 +523,7 @@ impl Tracer {
             msi: MsiCounts::default(),
             samples: samples.collect(),
             other_samples,
-            lines: cells
-                .iter()
-                // The kind may have been read just before the slot was described.
-                .filter(|cell| cell.ready != 0 && cell.kind != kind::NONE)
-                .map(|cell| line_counts(cell, &cells, repeats_known))
-                .collect(),
+            lines: Vec::new(),
             cpus: self
                 .banks
                 .iter()
@@ -532,10 +579,11 @@ impl Tracer {
     #[must_use]
     pub fn probes(&self) -> Vec<Probe> {
         let attached = self.read();
+        let counts_runs = fdinfo::counts_runs(&self.options.roots.procfs);
         let mut probes: Vec<Probe> = attached
             .attachments
             .iter()
-            .map(|one| one.probe(&attached.ebpf, &self.options.roots))
+            .map(|one| one.probe(&attached.ebpf, &self.options.roots, counts_runs))
             .collect();
         let supported = |unknown: &Option<Missing>| match unknown {
             None => (ProbeState::Attached, None),

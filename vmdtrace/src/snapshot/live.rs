@@ -6,14 +6,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nix::time::{ClockId, clock_gettime};
 
 use super::{
-    Detail, Host, Snapshot,
+    Counters, Detail, Host, Snapshot,
+    groups::Groups,
     owners::Owners,
     rare::Rare,
     source::{SnapshotError, SnapshotSource, SourceOptions},
+    sums,
 };
 use crate::{
-    host::{self, Roots, activity::Activity},
-    probes::{Options, Sizes, Tracer, messages},
+    host::{self, Roots, activity::Activity, topology::Topology},
+    memory,
+    probes::{Options, Sizes, Tracer, losses::LossesByName, messages, msi::OperationsByName},
 };
 
 /// The running host.
@@ -32,6 +35,16 @@ pub struct Live {
 struct Known {
     owners: Owners,
     rare: Rare,
+    /// Which lines are summed, by the last reading; none until sums are asked for.
+    groups: Option<(Groups, Topology)>,
+}
+
+/// What is read beside the counters of lines.
+struct Others {
+    taken_ns: u64,
+    counters: Counters,
+    losses: LossesByName,
+    operations: OperationsByName,
 }
 
 impl Live {
@@ -78,6 +91,8 @@ impl Live {
         live.tell_places();
         live.pass_on_msi_messages();
         live.tracer.attach();
+        // The kernel's types were read for it.
+        memory::give_back();
         Ok(live)
     }
 
@@ -109,35 +124,145 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl Live {
+    fn others(&self) -> Result<Others, SnapshotError> {
+        Ok(Others {
+            taken_ns: now_ns().map_err(SnapshotError::new)?,
+            counters: self.tracer.counters_without_lines(),
+            losses: self.tracer.losses().map_err(SnapshotError::new)?,
+            operations: self.tracer.operations().map_err(SnapshotError::new)?,
+        })
+    }
+
+    /// Labels every line with its owner; returns the lines' slots, and whether
+    /// sysfs was read for it.
+    fn assign(&self, known: &mut Known, others: &mut Others) -> (Vec<u32>, bool) {
+        let Known {
+            owners,
+            rare,
+            groups,
+        } = known;
+        let Others {
+            taken_ns: _,
+            counters,
+            losses,
+            operations,
+        } = others;
+        let mut slots = Vec::new();
+        self.tracer.each_line(|slot, cell| {
+            slots.push(slot);
+            counters.lines.push(self.tracer.line_counts(cell));
+        });
+        let news = rare.has_news(losses, operations);
+        let is_new = owners.assign(counters, news, || host::read(&self.roots));
+        if is_new {
+            *groups = None;
+            if let Some(topology) = owners.last_reading() {
+                rare.hand_over(topology, losses, operations);
+            }
+        }
+        rare.assign(counters, losses, operations);
+        (slots, is_new)
+    }
+
+    /// Sums by the last reading. None, and nothing done, where that does not do.
+    fn sums_of(&self, known: &Known, others: &mut Others) -> Option<Topology> {
+        let Known {
+            owners,
+            rare,
+            groups,
+        } = known;
+        let Others {
+            taken_ns: _,
+            counters,
+            losses,
+            operations,
+        } = others;
+        let (groups, topology) = groups.as_ref()?;
+        let mut sums = groups.empty();
+        self.tracer.each_line(|slot, cell| {
+            if !groups.add(&mut sums, slot, &self.tracer.run_counts(cell)) {
+                counters.lines.push(self.tracer.line_counts(cell));
+            }
+        });
+        if rare.has_news(losses, operations) || owners.need_reading(counters) {
+            counters.lines.clear();
+            return None;
+        }
+        owners.label(counters);
+        counters.lines.append(&mut sums);
+        rare.assign(counters, losses, operations);
+        Some(topology.clone())
+    }
+}
+
 impl SnapshotSource for Live {
     fn snapshot(&self) -> Result<Snapshot, SnapshotError> {
-        let taken_ns = now_ns().map_err(SnapshotError::new)?;
-        let mut counters = self.tracer.counters();
-        let losses = self.tracer.losses().map_err(SnapshotError::new)?;
-        let operations = self.tracer.operations().map_err(SnapshotError::new)?;
+        let mut others = self.others()?;
         let probes = self.tracer.probes();
         let mut known = lock(&self.known);
-        let Known { owners, rare } = &mut *known;
-        let news = rare.has_news(&losses, &operations);
-        if owners.assign(&mut counters, news, || host::read(&self.roots))
-            && let Some(topology) = owners.last_reading()
-        {
-            rare.hand_over(topology, &losses, &operations);
+        let (_, is_new) = self.assign(&mut known, &mut others);
+        let topology = known.owners.topology();
+        if is_new {
+            memory::give_back();
         }
-        rare.assign(&mut counters, &losses, &operations);
-        let topology = owners.topology();
         let activity = self
             .activity
             .then(|| Activity::read(&self.roots, &topology));
         Ok(Snapshot {
-            taken_ns,
+            taken_ns: others.taken_ns,
             counting_since_ns: self.counting_since_ns,
             detail: Detail::Lines,
             host: self.host.clone(),
             topology,
-            counters,
+            counters: others.counters,
             probes,
             activity,
+        })
+    }
+
+    fn sums(&self) -> Result<Snapshot, SnapshotError> {
+        if self.activity {
+            return Ok(self.snapshot()?.sums());
+        }
+        let mut others = self.others()?;
+        let probes = self.tracer.probes();
+        let mut known = lock(&self.known);
+        let known_sums = self.sums_of(&known, &mut others);
+        let is_new = known_sums.is_none();
+        let topology = match known_sums {
+            Some(topology) => topology,
+            None => {
+                let (slots, _whether_read) = self.assign(&mut known, &mut others);
+                let owners = &known.owners;
+                // What earlier owners had comes behind, without a slot.
+                let lines = slots.into_iter().zip(&others.counters.lines);
+                let plain = lines.filter(|(_, line)| owners.has_one_owner(line));
+                let groups = Groups::new(plain);
+                let topology = owners
+                    .last_reading()
+                    .map(Topology::outline)
+                    .unwrap_or_default();
+                known.groups = Some((groups, topology.clone()));
+                topology
+            }
+        };
+        drop(known);
+        let Counters { lines, samples, .. } = &mut others.counters;
+        *lines = sums::lines(lines);
+        *samples = sums::samples(samples);
+        if is_new {
+            memory::give_back();
+        }
+        Ok(Snapshot {
+            taken_ns: others.taken_ns,
+            counting_since_ns: self.counting_since_ns,
+            detail: Detail::Sums,
+            host: self.host.clone(),
+            topology,
+            counters: others.counters,
+            probes,
+            activity: None,
         })
     }
 
