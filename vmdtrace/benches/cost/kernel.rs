@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::PathBuf;
 
 use anyhow::Context as _;
 use aya::Ebpf;
@@ -58,6 +59,41 @@ impl SystemCalls {
     }
 }
 
+/// Where a process's programs tell of themselves, by name as the kernel cuts it.
+pub(crate) fn programs_of(process: u32) -> anyhow::Result<BTreeMap<String, PathBuf>> {
+    let mut paths = BTreeMap::new();
+    let folder = format!("/proc/{process}/fdinfo");
+    for entry in fs::read_dir(&folder).with_context(|| folder.clone())? {
+        let path = entry?.path();
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        // A link's descriptor names its program, too.
+        if !text.contains("link_id:")
+            && let Some(id) = field(&text, "prog_id")
+        {
+            paths.insert(id, path);
+        }
+    }
+    let mut programs = BTreeMap::new();
+    for program in loaded_programs() {
+        // One may go while they are listed.
+        let Ok(program) = program else { continue };
+        if let (Some(name), Some(path)) =
+            (program.name_as_str(), paths.get(&u64::from(program.id())))
+        {
+            programs.insert(name.to_owned(), path.clone());
+        }
+    }
+    Ok(programs)
+}
+
+/// A figure of a file in fdinfo.
+pub(crate) fn field(text: &str, name: &str) -> Option<u64> {
+    let value = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    value.trim().parse().ok()
+}
+
 /// What `/proc/PID/fdinfo` says of a process's programs and maps.
 pub(crate) struct Loaded {
     /// Verified instructions by name, as the kernel cuts it. Absent before 5.16.
@@ -68,32 +104,19 @@ pub(crate) struct Loaded {
 
 impl Loaded {
     pub(crate) fn of(process: u32) -> anyhow::Result<Self> {
-        let mut ids = BTreeMap::new();
-        let mut maps = BTreeMap::new();
-        let folder = format!("/proc/{process}/fdinfo");
-        for entry in fs::read_dir(&folder).with_context(|| folder.clone())? {
-            // The descriptor of the folder itself is gone by now.
-            let Ok(text) = fs::read_to_string(entry?.path()) else {
-                continue;
-            };
-            let field = |name: &str| -> Option<u64> {
-                let value = text.lines().find_map(|line| line.strip_prefix(name))?;
-                value.trim_start_matches(':').trim().parse().ok()
-            };
-            if let (Some(id), Some(verified)) = (field("prog_id"), field("verified_insns")) {
-                ids.insert(id, verified);
-            }
-            if let (Some(id), Some(bytes)) = (field("map_id"), field("memlock")) {
-                maps.insert(id, bytes);
+        let mut instructions = BTreeMap::new();
+        for (name, path) in programs_of(process)? {
+            let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+            if let Some(verified) = field(&text, "verified_insns") {
+                instructions.insert(name, verified);
             }
         }
-        let mut instructions = BTreeMap::new();
-        for program in loaded_programs() {
-            let program = program.context("cannot list the kernel's programs")?;
-            if let (Some(name), Some(verified)) =
-                (program.name_as_str(), ids.get(&u64::from(program.id())))
-            {
-                instructions.insert(name.to_owned(), *verified);
+        let mut maps = BTreeMap::new();
+        for entry in fs::read_dir(format!("/proc/{process}/fdinfo"))? {
+            // The descriptor of the folder itself is gone by now.
+            let text = fs::read_to_string(entry?.path()).unwrap_or_default();
+            if let (Some(id), Some(bytes)) = (field(&text, "map_id"), field(&text, "memlock")) {
+                maps.insert(id, bytes);
             }
         }
         Ok(Self {

@@ -2,8 +2,20 @@
 //! machine's mood with docs/cost.json; with `--bench` (`cargo xtask bench`) it
 //! measures the rest.
 
+#![expect(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "the fixture fails by panicking"
+)]
+
+#[expect(dead_code, reason = "the tests of streams use more of it")]
+#[path = "../../tests/kernel/fixture.rs"]
+mod actions;
 mod allocations;
+mod daemon;
 mod kernel;
+mod programs;
 mod record;
 mod scrape;
 mod simulated;
@@ -11,6 +23,7 @@ mod simulated;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use vmdtrace::host::Roots;
 use vmdtrace::probes::{object, privileges};
@@ -71,7 +84,7 @@ fn nothing_grew() -> Result<Completion, Failed> {
     }
 }
 
-fn bench(part: &str) -> anyhow::Result<()> {
+fn bench(part: &str, json: Option<&String>) -> anyhow::Result<()> {
     if let Some(reason) = obstacle() {
         anyhow::bail!("nothing can be measured here: {reason}");
     }
@@ -86,18 +99,37 @@ fn bench(part: &str) -> anyhow::Result<()> {
             }
             now.write()?;
             println!("{}", serde_json::to_string_pretty(&now)?);
-            Ok(())
+            write(json, &now)
+        }
+        "programs" => {
+            let figures = programs::measure()?;
+            programs::print(&figures);
+            write(json, &figures)
+        }
+        "host" => {
+            let figures = daemon::measure()?;
+            daemon::print(&figures);
+            write(json, &figures)
         }
         other => anyhow::bail!("there is no part {other}"),
     }
+}
+
+fn write(json: Option<&String>, figures: &impl serde::Serialize) -> anyhow::Result<()> {
+    if let Some(path) = json {
+        std::fs::write(path, serde_json::to_string_pretty(figures)? + "\n")
+            .with_context(|| path.clone())?;
+    }
+    Ok(())
 }
 
 fn main() -> ExitCode {
     let given: Vec<String> = std::env::args().skip(1).collect();
     // What cargo gives to a bench, and not to a test.
     if given.iter().any(|argument| argument == "--bench") {
-        let part = given.iter().find(|argument| !argument.starts_with('-'));
-        return match bench(part.map_or("", String::as_str)) {
+        let mut words = given.iter().filter(|argument| !argument.starts_with('-'));
+        let (part, json) = (words.next(), words.next());
+        return match bench(part.map_or("", String::as_str), json) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("error: {error:#}");

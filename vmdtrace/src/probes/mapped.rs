@@ -119,8 +119,9 @@ impl<T: Element> MappedArray<T> {
 }
 
 impl<T> MappedArray<T> {
-    /// Elements.
-    pub fn len(&self) -> u32 {
+    /// How many elements there are.
+    #[must_use]
+    pub fn length(&self) -> u32 {
         self.length
     }
 }

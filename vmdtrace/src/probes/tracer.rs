@@ -78,6 +78,8 @@ impl Sizes {
             + self.slots as usize * size_of::<LineCell>()
             + size_of::<NameTable>()
             + self.cpus as usize * size_of::<Place>()
+            // PER_CPU_OFFSETS
+            + self.cpus as usize * size_of::<u64>()
             + samples::DISKS as usize * size_of::<samples::DiskSamples>()
             + samples::PENDING as usize * size_of::<Pending>()
             + self.cpus as usize * size_of::<BioBank>()
@@ -299,6 +301,7 @@ impl Tracer {
             .map_max_entries("CELLS", sizes.slots)
             .map_max_entries("BANKS", sizes.cpus)
             .map_max_entries("PLACES", sizes.cpus)
+            .map_max_entries("PER_CPU_OFFSETS", sizes.cpus)
             .map_max_entries("FREE_SLOTS", sizes.slots)
             .map_max_entries("BIO_BANKS", sizes.cpus)
             .load(object)
@@ -476,7 +479,7 @@ impl Tracer {
 
     /// Calls `see` with each line's slot and cell.
     pub fn each_line(&self, mut see: impl FnMut(u32, &LineCell)) {
-        for slot in 0..self.cells.len() {
+        for slot in 0..self.cells.length() {
             // Most slots of a table are never taken.
             if !self.cells.is_ready(slot) {
                 continue;

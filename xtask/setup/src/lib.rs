@@ -103,6 +103,11 @@ impl Setup {
         guest::ensure_bpftrace(self)
     }
 
+    /// hardirqs of libbpf-tools with its libraries, which the bench compares with.
+    pub fn hardirqs(&self) -> Result<Program> {
+        guest::ensure_hardirqs(self)
+    }
+
     /// mke2fs, which makes ext4, with its libraries.
     pub fn guest_mke2fs(&self) -> Result<Program> {
         guest::ensure_mke2fs(self)
@@ -192,6 +197,7 @@ impl Setup {
             kernel::entry(""),
             guest::BPFTRACE_ENTRY.to_owned(),
             guest::MKE2FS_ENTRY.to_owned(),
+            guest::HARDIRQS_ENTRY.to_owned(),
             debian_root::ENTRY.to_owned(),
         ] {
             names.extend(self.cache.names_with(&optional)?);
