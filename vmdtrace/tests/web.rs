@@ -243,6 +243,53 @@ async fn a_scrape_is_one_fresh_snapshot() {
 }
 
 #[tokio::test]
+async fn a_scrape_has_what_collect_asks_for() {
+    let server = Server::start(FakeSource::default(), Limits::default()).await;
+    // As Prometheus writes it.
+    let response = server
+        .get("/metrics?collect%5B%5D=probes&collect[]=bios")
+        .await;
+    assert_eq!(response.status, 200);
+    let families: Vec<_> = response
+        .body
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "))
+        .filter_map(|line| line.split(' ').next())
+        .collect();
+    assert_eq!(
+        families,
+        [
+            "vmdtrace_build_info",
+            "vmdtrace_probe_attached",
+            "vmdtrace_probe_info",
+            "vmdtrace_scrape_duration_seconds"
+        ]
+    );
+    let took = |collector: &str| {
+        let series = format!("\nvmdtrace_scrape_duration_seconds{{collector=\"{collector}\"}} ");
+        response.body.contains(&series)
+    };
+    assert!(took("snapshot") && took("probes") && took("bios") && !took("process"));
+    for (query, problem) in [
+        (
+            "collect[]=probe",
+            "no collector \"probe\"; there are topology, probes",
+        ),
+        ("collect[]=lines", "start vmdtrace with --metrics.lines"),
+        ("collect[]=", "no collector \"\""),
+        ("probes", "no parameter \"probes\"; only collect[]"),
+        ("collect[]=%ff", "no collector \"\u{fffd}\""),
+    ] {
+        let response = server.get(&format!("/metrics?{query}")).await;
+        assert_eq!(response.status, 400, "{query}");
+        assert!(response.body.contains(problem), "{query}: {response:?}");
+    }
+    // None of these took a Snapshot.
+    assert_eq!(server.source.taken.load(Ordering::SeqCst), 1);
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn every_listener_serves() {
     let server = Server::start(FakeSource::default(), Limits::default()).await;
     for address in &server.addresses {

@@ -46,6 +46,11 @@ pub struct Args {
     #[arg(long = "metrics.lines")]
     metrics_lines: bool,
 
+    /// Of the lines, only the controllers' own vectors, which are few: up to 5
+    /// series each.
+    #[arg(long = "metrics.vectors")]
+    metrics_vectors: bool,
+
     /// Where completions of each disk land and how long they take, too; for a
     /// recording made with --lines.
     #[arg(long = "metrics.disks")]
@@ -72,17 +77,20 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         speed,
         listen_addresses,
         metrics_lines,
+        metrics_vectors,
         metrics_disks,
     } = args;
     logging::start(logging::Level::Info, logging::Format::Text)?;
     let reader = Reader::open(&file).with_context(|| format!("cannot read {}", file.display()))?;
     ensure!(
-        !(metrics_lines || metrics_disks) || reader.header().detail == snapshot::Detail::Lines,
-        "{} holds sums only, so --metrics.lines and --metrics.disks have nothing to show; record with --lines",
+        !(metrics_lines || metrics_vectors || metrics_disks)
+            || reader.header().detail == snapshot::Detail::Lines,
+        "{} holds sums only, so --metrics.lines, --metrics.vectors and --metrics.disks have nothing to show; record with --lines",
         file.display()
     );
     let detail = Detail {
         lines: metrics_lines,
+        vectors: metrics_vectors,
         disks: metrics_disks,
     };
     if let Some(out) = openmetrics {

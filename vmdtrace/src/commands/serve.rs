@@ -43,6 +43,11 @@ pub struct Args {
     #[arg(long = "metrics.lines")]
     metrics_lines: bool,
 
+    /// Of the lines, only the controllers' own vectors, which are few: up to 5
+    /// series each.
+    #[arg(long = "metrics.vectors")]
+    metrics_vectors: bool,
+
     /// Export for each disk, too, beside the sums per controller: where its
     /// completions land, how long they take, time-outs and lost interrupts; and
     /// operations on interrupts by controller. 24 series a disk.
@@ -95,6 +100,7 @@ where
         listen_addresses,
         max_requests,
         metrics_lines,
+        metrics_vectors,
         metrics_disks,
         also_lines,
         level,
@@ -124,6 +130,7 @@ where
 
     let detail = Detail {
         lines: metrics_lines,
+        vectors: metrics_vectors,
         disks: metrics_disks,
     };
 

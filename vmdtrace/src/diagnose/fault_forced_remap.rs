@@ -33,14 +33,19 @@ fn judge(case: &Case<'_>) -> Judgement {
     if !can_bypass {
         return Judgement::contradicted("controllers of its kind always remap");
     }
-    if !kernel::is_at_least(release, (5, 13)) {
-        return Judgement::contradicted("this kernel knows no bypass, or is not understood");
+    // The driver's own word, and where it has none its release's.
+    let knows_bypass = machine
+        .driver_knows_bypass
+        .unwrap_or_else(|| kernel::is_at_least(release, (5, 13)));
+    if !knows_bypass {
+        return Judgement::contradicted("the driver knows no bypass, or is not understood");
     }
-    // 5.16 to 5.18 remapped wherever the IOMMU did.
-    if !kernel::is_at_least(release, (5, 19)) {
+    // 5.16 to 5.18 remapped wherever the IOMMU did, and nothing but the release
+    // tells that they do.
+    if machine.interrupt_remapping != Some(false) && !kernel::is_at_least(release, (5, 19)) {
         return Judgement::possible(
-            "kernels from 5.13 to 5.18 remap in virtual machines, and some of them wherever the \
-             IOMMU remaps interrupts",
+            "kernels before 5.19 remap in virtual machines, and some of them wherever the IOMMU \
+             remaps interrupts",
             "a kernel from 5.19 on",
         );
     }

@@ -130,6 +130,24 @@ fn made_to_remap() {
     assert_eq!(with("6.12.1", true, 0x201d), Contradicted);
     // Only a changed driver does that.
     assert_eq!(with("6.12.1", false, 0x28c0), Possible);
+    // What the driver and the IOMMU say goes before the release.
+    let told = |kernel, knows_bypass, remapping| {
+        let scene = Scene {
+            kernel,
+            virtual_machine: true,
+            ..remap()
+        };
+        let mut window = scene.window();
+        window.topology.machine.driver_knows_bypass = knows_bypass;
+        window.topology.machine.interrupt_remapping = remapping;
+        verdict(&of(&window), "forced-remap")
+    };
+    assert_eq!(told("5.10.0", Some(true), Some(false)), Supported);
+    assert_eq!(told("6.12.1", Some(false), None), Contradicted);
+    assert_eq!(told("5.18.0", Some(true), Some(true)), Possible);
+    assert_eq!(told("5.18.0", Some(true), Some(false)), Supported);
+    assert_eq!(told("custom", Some(true), Some(false)), Supported);
+    assert_eq!(told("custom", None, Some(false)), Contradicted);
 }
 
 #[test]

@@ -5,14 +5,21 @@
 //! One file for each explanation; [`picture`] has what they judge by,
 //! [`thresholds`] where they turn.
 
+pub mod children;
 pub mod compare;
 mod fault_bio_ineligible;
 mod fault_bio_starved;
 mod fault_config_read;
+mod fault_for_nothing;
 mod fault_forced_remap;
+mod fault_isolation;
+mod fault_lost;
+mod fault_not_enabled;
+mod fault_not_remapped;
 mod fault_numa;
 mod fault_stalled;
 mod fault_threaded;
+mod fault_vectors;
 mod fault_xen;
 mod h0_load;
 mod h1_cpu_time;
@@ -24,6 +31,7 @@ mod h6_idle;
 mod h7_iommu;
 mod h8_kernel;
 mod h9_link;
+mod isolation;
 mod kernel;
 pub mod picture;
 pub mod recorded;
@@ -31,6 +39,8 @@ pub mod thresholds;
 
 #[cfg(test)]
 mod cases;
+#[cfg(test)]
+mod fault_matrix;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
@@ -219,9 +229,13 @@ struct Explanation {
 
 /// Every explanation. Among equal verdicts this is the ranking: what makes
 /// others happen comes first.
-const EXPLANATIONS: [&Explanation; 18] = [
-    &fault_stalled::EXPLANATION,
+const EXPLANATIONS: [&Explanation; 24] = [
     &fault_xen::EXPLANATION,
+    &fault_not_remapped::EXPLANATION,
+    &fault_not_enabled::EXPLANATION,
+    &fault_lost::EXPLANATION,
+    &fault_stalled::EXPLANATION,
+    &fault_vectors::EXPLANATION,
     &h9_link::EXPLANATION,
     &h0_load::EXPLANATION,
     &h5_queues::EXPLANATION,
@@ -232,10 +246,12 @@ const EXPLANATIONS: [&Explanation; 18] = [
     &h7_iommu::EXPLANATION,
     &h6_idle::EXPLANATION,
     &h8_kernel::EXPLANATION,
+    &fault_for_nothing::EXPLANATION,
     &fault_config_read::EXPLANATION,
     &fault_numa::EXPLANATION,
     &fault_forced_remap::EXPLANATION,
     &fault_threaded::EXPLANATION,
+    &fault_isolation::EXPLANATION,
     &fault_bio_starved::EXPLANATION,
     &fault_bio_ineligible::EXPLANATION,
 ];
@@ -425,6 +441,23 @@ fn ranked(mut findings: Vec<Finding>) -> Vec<Finding> {
 fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
+
+/// Why a controller's interrupts do not come, where that is known: the id of what
+/// is supported.
+fn lost_by(case: &Case<'_>) -> Option<&'static str> {
+    let reasons = [
+        &fault_xen::EXPLANATION,
+        &fault_not_remapped::EXPLANATION,
+        &fault_not_enabled::EXPLANATION,
+    ];
+    let mut reasons = reasons.into_iter();
+    let found = reasons.find(|it| (it.judge)(case).verdict == Verdict::Supported);
+    found.map(|it| it.id)
+}
+
+/// What would tell which lines are interrupted.
+const NEEDS_LINES: &str = "every interrupt line by itself: `vmdtrace record --lines` or a live \
+                           `vmdtrace diagnose`";
 
 /// What would tell how busy the CPUs are.
 const NEEDS_CPUS: &str = "interrupts counted per CPU and the kernel's times of each CPU: \

@@ -6,13 +6,19 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
+use super::children::{self, Children};
+use super::isolation::Cpus;
 use super::thresholds::Thresholds;
 use crate::host::NumberList;
 use crate::host::activity::{CpuActivity, DiskActivity};
 use crate::host::topology::{BlockSettings, Controller, Disk, DiskPath, Link, Machine, Mode};
 use crate::snapshot::bio::{BioDestination, BioRegime};
 use crate::snapshot::window::{Change, Window};
-use crate::snapshot::{Detail, LineCounts, LineKind, Remote, SampleCounts, Times};
+use crate::snapshot::{Detail, LineCounts, LineKind, LossCounts, Remote, SampleCounts, Times};
+
+/// What names of interrupt chips begin with where the IOMMU remaps them
+/// (drivers/iommu/intel/irq_remapping.c, arch/x86/kernel/apic/msi.c).
+pub(super) const IOMMU_REMAPS: &str = "IR-";
 
 /// A host in a window of time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -39,6 +45,10 @@ pub struct Picture {
     pub outside_handlers: Option<f64>,
     /// The per-CPU cache of bios; of the whole host.
     pub bio: Option<BioUse>,
+    /// Searches for a free interrupt vector, for any device, that found none.
+    pub allocation_failures: Option<u64>,
+    /// Lost interrupts of disks that could not be told.
+    pub unassigned_lost_interrupts: Option<u64>,
     #[serde(skip)]
     pub machine: Machine,
     /// What makes the numbers less than they seem.
@@ -106,6 +116,16 @@ pub struct Group {
     pub remote_share: Option<f64>,
     /// Of these, one that does not share the last-level cache.
     pub far_share: Option<f64>,
+    /// Commands that timed out in the window.
+    pub timeouts: Option<u64>,
+    /// Of these, commands that were done: their interrupt did not come.
+    pub lost_interrupts: Option<u64>,
+    /// Whether its children's interrupts are enabled (remap only).
+    pub children: Option<Children>,
+    /// Interrupt lines of its disks' queues whose chip is known, and those of
+    /// them that the IOMMU does not remap.
+    pub known_chips: u32,
+    pub plain_chips: u32,
     /// The CPUs its interrupts are delivered to.
     pub serving: Option<Serving>,
 }
@@ -153,6 +173,12 @@ pub struct DiskUse {
     pub busy: bool,
     /// Set where requests are in flight and none ended.
     pub stalled: Option<Stalled>,
+    /// Commands that timed out in the window.
+    pub timeouts: Option<u64>,
+    /// Of these, commands that were done: their interrupt did not come.
+    pub lost_interrupts: Option<u64>,
+    /// Whether it was not there at the begin of the window.
+    pub came: bool,
     /// Queues with an interrupt, without the admin queue.
     pub io_queues: u32,
     pub link: Option<Link>,
@@ -214,7 +240,7 @@ impl Picture {
         Self {
             seconds,
             kernel: window.host.kernel.clone(),
-            usable_cpus: usable_cpus(&topology.machine),
+            usable_cpus: Cpus::of(&topology.machine).and_then(|cpus| cpus.usable()),
             cpu_ns_per_io: cpu_ns_per_io(window, &groups, seconds),
             groups,
             cpus,
@@ -230,6 +256,14 @@ impl Picture {
             )
             .filter(|_| window.counted.completions),
             bio: bio(window),
+            allocation_failures: window
+                .counted
+                .allocation_failures
+                .then_some(window.counters.msi.allocation_failures),
+            unassigned_lost_interrupts: window
+                .counted
+                .lost_interrupts
+                .then_some(window.counters.losses.unassigned.lost_interrupts),
             machine: topology.machine.clone(),
             notes,
         }
@@ -278,16 +312,6 @@ fn bio(window: &Window) -> Option<BioUse> {
         hit_share: ratio(hits, eligible),
         softirq_share: ratio(softirq, cached).filter(|_| counted.frees && counted.contexts),
     })
-}
-
-fn usable_cpus(machine: &Machine) -> Option<u32> {
-    let online = NumberList::parse(machine.online_cpus.as_deref()?).ok()?;
-    let isolated = machine.isolated_cpus.as_deref().unwrap_or_default();
-    let isolated: BTreeSet<u32> = NumberList::parse(isolated).ok()?.numbers().collect();
-    let usable = online.numbers().filter(|cpu| !isolated.contains(cpu));
-    u32::try_from(usable.count())
-        .ok()
-        .filter(|&usable| usable > 0)
 }
 
 fn cpu_ns_per_io(window: &Window, groups: &[Group], seconds: f64) -> Option<f64> {
@@ -633,8 +657,37 @@ impl<'a> Parts<'a> {
             hottest_line: self.hottest_line(),
             remote_share: ratio(remote, placed).filter(|_| placement),
             far_share: ratio(remote - near, placed).filter(|_| placement),
+            timeouts: counted
+                .timeouts
+                .then(|| self.losses(|_| true, |it| it.timeouts)),
+            lost_interrupts: counted
+                .lost_interrupts
+                .then(|| self.losses(|_| true, |it| it.lost_interrupts)),
+            children: self
+                .controller
+                .filter(|_| remaps)
+                .map(|it| Children::of(self.window, it, &self.disks, thresholds)),
+            known_chips: self.chips(|_| true),
+            plain_chips: self.chips(|chip| !chip.starts_with(IOMMU_REMAPS)),
             serving: self.serving(cpus),
         }
+    }
+
+    /// What was lost of its disks, of those that are gone, too.
+    fn losses(&self, of_disk: impl Fn(&str) -> bool, count: fn(&LossCounts) -> u64) -> u64 {
+        let controller = self.controller.map(|it| &it.address);
+        let losses = self.window.counters.losses.disks.iter();
+        losses
+            .filter(|it| it.controller.as_ref() == controller && of_disk(&it.disk))
+            .fold(0, |sum: u64, it| sum.saturating_add(count(&it.counts)))
+    }
+
+    /// Interrupt lines of its disks by the name of their chip.
+    fn chips(&self, wanted: impl Fn(&str) -> bool) -> u32 {
+        let lines = self.disks.iter().flat_map(|disk| &disk.lines);
+        let chips = lines.filter_map(|line| line.chip.as_deref());
+        let count = chips.filter(|chip| wanted(chip)).count();
+        u32::try_from(count).unwrap_or(u32::MAX)
     }
 
     /// Mean of the times that were sampled of its disks.
@@ -723,6 +776,17 @@ impl<'a> Parts<'a> {
                     busy: disks().filter_map(busy).fold(0.0, f64::max),
                 })
             }),
+            timeouts: self
+                .window
+                .counted
+                .timeouts
+                .then(|| self.losses(|name| name == disk.name, |it| it.timeouts)),
+            lost_interrupts: self
+                .window
+                .counted
+                .lost_interrupts
+                .then(|| self.losses(|name| name == disk.name, |it| it.lost_interrupts)),
+            came: children::came(self.window, disk),
             io_queues: disk
                 .queues
                 .iter()

@@ -65,6 +65,7 @@ thresholds! {
     many_disks = 4.0, "busy disks of one PCI domain", "The first report saw the drop with four Gen4 disks of one domain and none with one or two per port.";
     nothing_per_completion = 4.0, "runs for nothing per completion", "Each costs about 0.12 us (a call, a lock, one read of a queue entry; our estimate), so four cost half a microsecond: a fifth of the 2.5 us of CPU time that an I/O takes. 4 disks x 64 queues on 63 vectors are four queues per vector.";
     nothing_few = 1.0, "runs for nothing per completion", "At one the cost is about a twentieth of an I/O's CPU time.";
+    calls_children = 100.0, "interrupts of a vector", "Each calls every child on the vector's list (`vmd_irq` in drivers/pci/controller/vmd.c): one that was enabled while the window lasted missed some of them, not a hundred.";
     deep_idle_exit_us = 20.0, "microseconds to leave an idle state", "C1 and C1E of server parts are left within 10 us or less, C6 takes 40 us and more (tables of drivers/idle/intel_idle.c).";
     deep_idle_often = 0.50, "entries into deep idle per interrupt", "Every other interrupt has to wake its CPU.";
     deep_idle_seldom = 0.10, "entries into deep idle per interrupt", "At most a tenth of the latency's samples has an exit in it.";

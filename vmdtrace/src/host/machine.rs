@@ -8,6 +8,7 @@ use super::Roots;
 use super::files::{self, Files};
 use super::number_list::{NumberList, number};
 use super::topology::{IdleState, IdleStates, Machine, NumaNode};
+use super::vmd_driver;
 
 /// Options of the kernel's command line that are kept: exact names, and
 /// beginnings that end in `.` or `=`.
@@ -60,6 +61,8 @@ pub(super) fn read(files: &mut Files, roots: &Roots) -> Machine {
         virtual_machine,
         hypervisor: hypervisor(files, roots, virtual_machine),
         irqbalance: irqbalance(files, roots),
+        interrupt_remapping: interrupt_remapping(files, roots),
+        driver_knows_bypass: vmd_driver::knows_bypass(roots),
     }
 }
 
@@ -252,6 +255,21 @@ fn irqbalance(files: &mut Files, roots: &Roots) -> Option<bool> {
     Some(names.any(|name| name == "irqbalance"))
 }
 
+/// Looks at the first interrupts: where the IOMMU remaps any, it remaps those of
+/// the I/O APIC, which have the lowest numbers (`IR-IO-APIC` in
+/// arch/x86/kernel/apic/io_apic.c).
+fn interrupt_remapping(files: &mut Files, roots: &Roots) -> Option<bool> {
+    const LOOKED_AT: u32 = 64;
+    let chip = |irq: u32| {
+        let path = roots.sysfs.join(format!("kernel/irq/{irq}/chip_name"));
+        files.text(&path)
+    };
+    let mut chips = (0..LOOKED_AT)
+        .filter_map(chip)
+        .filter(|chip| chip.contains("IO-APIC"));
+    chips.next().map(|chip| chip.starts_with("IR-"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -283,6 +301,21 @@ mod tests {
             tree.file(&format!("{dir}/latency"), format!("{latency}\n"));
             tree.file(&format!("{dir}/disable"), "0\n");
         }
+    }
+
+    #[test]
+    fn remapped_interrupts() {
+        let tree = Tree::new();
+        let remapped = |tree: &Tree| machine(tree).0.interrupt_remapping;
+        assert_eq!(remapped(&tree), None);
+        // Says nothing: a chip of its own, and one beyond those looked at.
+        tree.file("sys/kernel/irq/1/chip_name", "VMD-MSI\n");
+        tree.file("sys/kernel/irq/64/chip_name", "IR-IO-APIC\n");
+        assert_eq!(remapped(&tree), None);
+        tree.file("sys/kernel/irq/63/chip_name", "IR-IO-APIC\n");
+        assert_eq!(remapped(&tree), Some(true));
+        tree.file("sys/kernel/irq/2/chip_name", "IO-APIC\n");
+        assert_eq!(remapped(&tree), Some(false));
     }
 
     #[test]
@@ -319,6 +352,7 @@ mod tests {
         tree.file("sys/class/dmi/id/sys_vendor", "QEMU\n");
         tree.file("proc/2/comm", "kthreadd\n");
         tree.file("proc/77/comm", "irqbalance\n");
+        tree.file("sys/kernel/irq/8/chip_name", "IR-IO-APIC\n");
         let (found, problems) = machine(&tree);
         assert_eq!(problems, [""; 0]);
         let state = |name: &str, latency| IdleState {
@@ -365,6 +399,8 @@ mod tests {
             virtual_machine: Some(true),
             hypervisor: text("QEMU"),
             irqbalance: Some(true),
+            interrupt_remapping: Some(true),
+            driver_knows_bypass: None,
         };
         assert_eq!(found, expected);
     }

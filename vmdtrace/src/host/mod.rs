@@ -30,6 +30,7 @@ mod settings;
 mod tests;
 pub mod topology;
 mod tracing_files;
+mod vmd_driver;
 mod vmd_ids;
 
 use std::path::PathBuf;

@@ -937,3 +937,63 @@ proptest! {
         prop_assert_eq!(topology.controllers.len(), 1);
     }
 }
+
+/// What names a person, a host or a single device is in no reading, wherever the
+/// kernel tells it.
+#[test]
+fn nothing_is_read_that_names_someone() {
+    const SECRET: &str = "S3CR3T";
+    let tree = Tree::unpack(CAPTURED_REMAP);
+    let of_disks: Vec<String> = tree
+        .files()
+        .into_iter()
+        .filter_map(|file| file.strip_suffix("/model").map(str::to_owned))
+        .collect();
+    assert_eq!(of_disks.len(), 12);
+    let names = [
+        "serial",
+        "subsysnqn",
+        "hostnqn",
+        "hostid",
+        "uuid",
+        "wwid",
+        "address",
+    ];
+    for (disk, dir) in of_disks.iter().enumerate() {
+        for name in names {
+            tree.file(&format!("{dir}/{name}"), format!("{SECRET}{disk}\n"));
+        }
+        for name in ["nguid", "eui", "uuid", "wwid"] {
+            let file = format!("{dir}/nvme{disk}n1/{name}");
+            tree.file(&file, format!("{SECRET}{disk}\n"));
+        }
+    }
+    for file in [
+        "sys/class/dmi/id/product_serial",
+        "sys/class/dmi/id/product_uuid",
+        "sys/class/dmi/id/board_serial",
+        "sys/class/dmi/id/chassis_asset_tag",
+        "proc/sys/kernel/hostname",
+        "proc/sys/kernel/domainname",
+        "proc/sys/kernel/random/boot_id",
+        "proc/version",
+        "proc/self/environ",
+        "proc/77/comm",
+        "proc/77/cmdline",
+    ] {
+        tree.file(file, format!("{SECRET}\n"));
+    }
+    tree.file("proc/2/comm", "kthreadd\n");
+    tree.file(
+        "proc/cmdline",
+        format!("root=UUID={SECRET} ip=:::::{SECRET} user={SECRET} threadirqs\n"),
+    );
+    let topology = tree.read();
+    let activity = crate::host::activity::Activity::read(&tree.roots(), &topology);
+    assert_eq!(topology.disks.len(), 12);
+    assert_eq!(topology.machine.options, ["threadirqs"]);
+    assert_eq!(topology.machine.irqbalance, Some(false));
+    let json = serde_json::to_string(&(&topology, &activity)).unwrap();
+    assert!(json.contains("VMD Lab NVMe"), "{json}");
+    assert!(!json.contains(SECRET), "{json}");
+}

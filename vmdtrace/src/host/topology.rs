@@ -329,6 +329,10 @@ pub struct Machine {
     pub hypervisor: Option<String>,
     /// Whether irqbalance runs; absent where other processes are hidden.
     pub irqbalance: Option<bool>,
+    /// Whether the IOMMU remaps interrupts, by the names of their chips.
+    pub interrupt_remapping: Option<bool>,
+    /// Whether the driver `vmd` knows bypass, by its BTF.
+    pub driver_knows_bypass: Option<bool>,
 }
 
 impl Machine {

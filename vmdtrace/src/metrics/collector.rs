@@ -8,7 +8,7 @@ use prometheus::proto::MetricFamily;
 use prometheus::{Registry, TextEncoder};
 
 use super::family::GaugeFamily;
-use super::{Detail, families, process};
+use super::{Collector as Part, Selection, collect, process};
 use crate::snapshot::source::{SnapshotError, SnapshotSource};
 
 /// The text format's content type; the encoder's own constant leaves out the
@@ -28,24 +28,24 @@ pub enum ScrapeError {
 /// kept from one to the next, and a failure belongs to the scrape that saw it.
 pub struct SnapshotCollector {
     source: Arc<dyn SnapshotSource>,
-    detail: Detail,
+    selection: Selection,
     failure: Arc<OnceLock<Arc<SnapshotError>>>,
 }
 
 impl std::fmt::Debug for SnapshotCollector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SnapshotCollector")
-            .field("detail", &self.detail)
+            .field("selection", &self.selection)
             .field("failure", &self.failure)
             .finish_non_exhaustive()
     }
 }
 
 impl SnapshotCollector {
-    pub fn new(source: Arc<dyn SnapshotSource>, detail: Detail) -> Self {
+    pub fn new(source: Arc<dyn SnapshotSource>, selection: impl Into<Selection>) -> Self {
         Self {
             source,
-            detail,
+            selection: selection.into(),
             failure: Arc::default(),
         }
     }
@@ -58,30 +58,61 @@ impl Collector for SnapshotCollector {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let started = Instant::now();
-        let taken = if self.detail == Detail::default() {
+        let mut durations = Durations::start();
+        // Only these tell single lines and disks apart.
+        let is_whole = [Part::Lines, Part::Disks].map(|part| self.selection.has(part));
+        let taken = if is_whole == [false, false] {
             self.source.sums()
         } else {
             self.source.snapshot()
         };
-        let mut families = match taken {
-            Ok(snapshot) => families(&snapshot, self.detail),
+        let snapshot = match taken {
+            Ok(snapshot) => snapshot,
             Err(error) => {
                 // The trait has no way to fail; `scrape` asks afterwards.
                 let _already_failed = self.failure.set(Arc::new(error));
                 return Vec::new();
             }
         };
-        let mut duration = GaugeFamily::new(
-            "vmdtrace_scrape_duration_seconds",
-            "How long this scrape took to read and compute everything, before encoding.",
-            ["collector"],
-        );
-        duration.set(["snapshot"], started.elapsed().as_secs_f64());
-        duration.push_to(&mut families);
+        durations.took("snapshot");
+        let mut families = collect(&snapshot, self.selection, |collector| {
+            durations.took(collector.as_str());
+        });
+        if self.selection.has(Part::Process) {
+            process::add(&mut families);
+            durations.took(Part::Process.as_str());
+        }
+        durations.family.push_to(&mut families);
         add_build_info(&mut families);
-        process::add(&mut families);
         families
+    }
+}
+
+/// How long each part of a scrape took.
+struct Durations {
+    family: GaugeFamily<1>,
+    since: Instant,
+}
+
+impl Durations {
+    fn start() -> Self {
+        Self {
+            family: GaugeFamily::new(
+                "vmdtrace_scrape_duration_seconds",
+                "How long each part of this scrape took: `snapshot` read the counters and the \
+                 topology, the others made families of it.",
+                ["collector"],
+            ),
+            since: Instant::now(),
+        }
+    }
+
+    /// This part ends now, where the next one begins.
+    fn took(&mut self, part: &str) {
+        let now = Instant::now();
+        let took = now.duration_since(self.since);
+        self.family.set([part], took.as_secs_f64());
+        self.since = now;
     }
 }
 
@@ -99,8 +130,11 @@ fn add_build_info(families: &mut Vec<MetricFamily>) {
 }
 
 /// The text of one scrape, from exactly one Snapshot. Blocks.
-pub fn scrape(source: &Arc<dyn SnapshotSource>, detail: Detail) -> Result<String, ScrapeError> {
-    let collector = SnapshotCollector::new(Arc::clone(source), detail);
+pub fn scrape(
+    source: &Arc<dyn SnapshotSource>,
+    selection: impl Into<Selection>,
+) -> Result<String, ScrapeError> {
+    let collector = SnapshotCollector::new(Arc::clone(source), selection);
     let failure = Arc::clone(&collector.failure);
     let registry = Registry::new();
     registry.register(Box::new(collector))?;

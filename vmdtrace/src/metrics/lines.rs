@@ -9,6 +9,7 @@ use std::borrow::Cow;
 
 use prometheus::proto::MetricFamily;
 
+use super::Detail;
 use super::family::{CounterFamily, Unit};
 use super::host::controller_value;
 use crate::host::topology::{DiskPath, PciAddress, Topology};
@@ -318,26 +319,30 @@ const UNATTRIBUTED: [OfCpu; 8] = [
     ),
 ];
 
-/// Lines of controllers and disks, added up per disk and per controller, and
-/// each by itself if `each_line` is asked for.
+/// Lines of controllers and disks, added up per disk and per controller.
 pub(super) fn add_owned<'a>(
-    at_rest: &'a [LineCounts],
-    lines: &'a [LineCounts],
-    each_line: bool,
+    all: &(impl Iterator<Item = &'a LineCounts> + Clone),
     counted: Counted,
     families: &mut Vec<MetricFamily>,
 ) {
-    let all = owned(at_rest).chain(owned(lines));
     let labels = ["controller", "disk", "path"];
-    add(&BY_DISK, labels, &all, disk_key, counted, families);
+    add(&BY_DISK, labels, all, disk_key, counted, families);
     let key = |line| [controller_of(line)];
-    add(&BY_CONTROLLER, ["controller"], &all, key, counted, families);
-    if each_line {
-        // An interrupt number is used again after a change of devices, so the
-        // action is part of the key.
-        let labels = ["controller", "disk", "irq", "action"];
-        add(&BY_LINE, labels, &owned(lines), line_key, counted, families);
-    }
+    add(&BY_CONTROLLER, ["controller"], all, key, counted, families);
+}
+
+/// Each line of controllers and disks by itself, or each vector only.
+pub(super) fn add_lines(
+    lines: &[LineCounts],
+    detail: Detail,
+    counted: Counted,
+    families: &mut Vec<MetricFamily>,
+) {
+    // An interrupt number is used again after a change of devices, so the action
+    // is part of the key.
+    let labels = ["controller", "disk", "irq", "action"];
+    let chosen = owned(lines).filter(|line| detail.lines || line.kind == LineKind::VmdVector);
+    add(&BY_LINE, labels, &chosen, line_key, counted, families);
 }
 
 /// Lines of controllers and disks.

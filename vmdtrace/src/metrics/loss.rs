@@ -2,6 +2,7 @@
 
 use prometheus::proto::MetricFamily;
 
+use super::Part;
 use super::family::{CounterFamily, Unit};
 use super::host::controller_value;
 use crate::host::topology::Topology;
@@ -11,7 +12,7 @@ use crate::snapshot::{DiskLosses, LossCounts, Losses};
 pub(super) fn add(
     topology: &Topology,
     losses: &Losses,
-    each_disk: bool,
+    part: Part,
     counted: Counted,
     families: &mut Vec<MetricFamily>,
 ) {
@@ -76,18 +77,24 @@ pub(super) fn add(
     unassigned_timeouts.add([], unassigned.timeouts);
     unassigned_lost.add([], unassigned.lost_interrupts);
 
-    if counted.timeouts {
-        timeouts.push_to(families);
-        if each_disk {
-            disk_timeouts.push_to(families);
+    match part {
+        Part::Sums => {
+            if counted.timeouts {
+                timeouts.push_to(families);
+                unassigned_timeouts.push_to(families);
+            }
+            if counted.lost_interrupts {
+                lost.push_to(families);
+                unassigned_lost.push_to(families);
+            }
         }
-        unassigned_timeouts.push_to(families);
-    }
-    if counted.lost_interrupts {
-        lost.push_to(families);
-        if each_disk {
-            disk_lost.push_to(families);
+        Part::Disks => {
+            if counted.timeouts {
+                disk_timeouts.push_to(families);
+            }
+            if counted.lost_interrupts {
+                disk_lost.push_to(families);
+            }
         }
-        unassigned_lost.push_to(families);
     }
 }

@@ -22,6 +22,7 @@ pub mod openmetrics;
 mod placement;
 mod probes;
 mod process;
+mod selection;
 #[cfg(test)]
 mod tests;
 
@@ -30,23 +31,30 @@ use prometheus::proto::MetricFamily;
 use crate::snapshot::{self, Counters, Host, Snapshot};
 
 pub use collector::{CONTENT_TYPE, ScrapeError, SnapshotCollector, scrape};
+pub use selection::{Collector, Detail, Selection, SelectionError};
 
-/// What is exported beside the default families, at the price of more series.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Detail {
-    /// The counters of every interrupt line beside the sums per disk.
-    pub lines: bool,
-    /// What is otherwise summed up by controller, for every disk.
-    pub disks: bool,
+/// Which families are added where some can be left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// Those that are there by default.
+    Sums,
+    /// The same by disk.
+    Disks,
 }
 
 /// The families of one Snapshot. Families without a series are left out.
 #[must_use]
 pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
-    let Detail {
-        lines: each_line,
-        disks: each_disk,
-    } = detail;
+    collect(snapshot, detail.into(), |_| {})
+}
+
+/// The families of the collectors that are selected. `done` is called after each
+/// of these.
+fn collect(
+    snapshot: &Snapshot,
+    selection: Selection,
+    mut done: impl FnMut(Collector),
+) -> Vec<MetricFamily> {
     let Snapshot {
         taken_ns: _,
         counting_since_ns: _,
@@ -73,21 +81,44 @@ pub fn families(snapshot: &Snapshot, detail: Detail) -> Vec<MetricFamily> {
         other_samples: _,
     } = counters;
     let counted = snapshot.counted();
-
-    let mut families = Vec::new();
-    probes::add(probes, &mut families);
-    host::add(topology, &mut families);
     // Sums have no lines and no disks to tell apart.
     let is_whole = *snapshot_detail == snapshot::Detail::Lines;
-    let (each_line, each_disk) = (each_line && is_whole, each_disk && is_whole);
     let at_rest = lines::lines_at_rest(topology);
-    lines::add_owned(&at_rest, lines, each_line, counted, &mut families);
-    let owned = lines::owned(&at_rest).chain(lines::owned(lines));
-    placement::add(topology, counters, owned, each_disk, counted, &mut families);
-    lines::add_watched(lines, counted, &mut families);
-    lines::add_cpus(cpus, counted, &mut families);
-    loss::add(topology, losses, each_disk, counted, &mut families);
-    msi::add(snapshot, msi, each_disk, counted, &mut families);
-    bio::add(bio, counted.bio, &mut families);
+    let owned = || lines::owned(&at_rest).chain(lines::owned(lines));
+
+    let mut families = Vec::new();
+    for collector in Collector::ALL {
+        if !selection.has(collector) {
+            continue;
+        }
+        let families = &mut families;
+        match collector {
+            Collector::Topology => host::add(topology, families),
+            Collector::Probes => probes::add(probes, families),
+            Collector::Interrupts => {
+                lines::add_owned(&owned(), counted, families);
+                lines::add_watched(lines, counted, families);
+                lines::add_cpus(cpus, counted, families);
+            }
+            Collector::Completions => {
+                placement::add(topology, counters, owned(), Part::Sums, counted, families);
+            }
+            Collector::Losses => loss::add(topology, losses, Part::Sums, counted, families),
+            Collector::Msi => msi::add(snapshot, msi, Part::Sums, counted, families),
+            Collector::Bios => bio::add(bio, counted.bio, families),
+            Collector::Lines if is_whole => {
+                lines::add_lines(lines, selection.detail, counted, families);
+            }
+            Collector::Disks if is_whole => {
+                placement::add(topology, counters, owned(), Part::Disks, counted, families);
+                loss::add(topology, losses, Part::Disks, counted, families);
+                msi::add(snapshot, msi, Part::Disks, counted, families);
+            }
+            Collector::Lines | Collector::Disks => continue,
+            // Not of the Snapshot: whoever serves adds it.
+            Collector::Process => continue,
+        }
+        done(collector);
+    }
     families
 }

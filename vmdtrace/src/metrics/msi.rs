@@ -2,6 +2,7 @@
 
 use prometheus::proto::MetricFamily;
 
+use super::Part;
 use super::family::{CounterFamily, Unit};
 use super::host::controller_value;
 use crate::snapshot::probes::Counted;
@@ -10,7 +11,7 @@ use crate::snapshot::{MsiCounts, MsiOperation, OperationCount, Snapshot};
 pub(super) fn add(
     snapshot: &Snapshot,
     msi: &MsiCounts,
-    each_controller: bool,
+    part: Part,
     counted: Counted,
     families: &mut Vec<MetricFamily>,
 ) {
@@ -52,10 +53,11 @@ pub(super) fn add(
             by_controller.add([address, operation.as_str()], *count);
         }
     }
-    by_operation.push_to(families);
-    if each_controller {
+    if part == Part::Disks {
         by_controller.push_to(families);
+        return;
     }
+    by_operation.push_to(families);
 
     let mut total = |name, help, count| {
         let mut family = CounterFamily::new(name, help, Unit::One, []);

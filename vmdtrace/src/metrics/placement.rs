@@ -3,6 +3,7 @@
 
 use prometheus::proto::MetricFamily;
 
+use super::Part;
 use super::family::{CounterFamily, HistogramFamily, Unit};
 use super::host::controller_value;
 use super::lines::{controller_of, disk_of};
@@ -16,28 +17,28 @@ const LATENCY_BOUNDS: [u32; 7] = [14, 16, 17, 18, 20, 22, 25];
 /// Bounds of handling: 1, 4, 16, 131 µs and 1.05 ms.
 const HANDLING_BOUNDS: [u32; 5] = [10, 12, 14, 17, 20];
 
-/// By controller, and by disk if `each_disk` is asked for. `lines` has a line at
+/// By controller, or by disk. `lines` has a line at
 /// rest for everything in the topology.
 pub(super) fn add<'a>(
     topology: &Topology,
     counters: &Counters,
     lines: impl Iterator<Item = &'a LineCounts> + Clone,
-    each_disk: bool,
+    part: Part,
     counted: Counted,
     families: &mut Vec<MetricFamily>,
 ) {
     if counted.placement {
-        add_remote(counters, lines, each_disk, families);
+        add_remote(counters, lines, part, families);
     }
     if counted.latency {
-        add_times(topology, counters, each_disk, counted, families);
+        add_times(topology, counters, part, counted, families);
     }
 }
 
 fn add_remote<'a>(
     counters: &Counters,
     lines: impl Iterator<Item = &'a LineCounts> + Clone,
-    each_disk: bool,
+    part: Part,
     families: &mut Vec<MetricFamily>,
 ) {
     let mut by_controller = CounterFamily::new(
@@ -76,17 +77,19 @@ fn add_remote<'a>(
             outside.add([distance], count);
         }
     }
-    by_controller.push_to(families);
-    if each_disk {
-        by_disk.push_to(families);
+    match part {
+        Part::Sums => {
+            by_controller.push_to(families);
+            outside.push_to(families);
+        }
+        Part::Disks => by_disk.push_to(families),
     }
-    outside.push_to(families);
 }
 
 fn add_times(
     topology: &Topology,
     counters: &Counters,
-    each_disk: bool,
+    part: Part,
     counted: Counted,
     families: &mut Vec<MetricFamily>,
 ) {
@@ -173,17 +176,21 @@ fn add_times(
     outside_handling.add([], &other_samples.handling);
     without_start.add([], other_samples.without_start);
 
-    latency.push_to(families);
-    outside_latency.push_to(families);
-    without_start.push_to(families);
-    if each_disk {
-        disk_latency.push_to(families);
-    }
-    if counted.handling {
-        handling.push_to(families);
-        outside_handling.push_to(families);
-        if each_disk {
-            disk_handling.push_to(families);
+    match part {
+        Part::Sums => {
+            latency.push_to(families);
+            outside_latency.push_to(families);
+            without_start.push_to(families);
+            if counted.handling {
+                handling.push_to(families);
+                outside_handling.push_to(families);
+            }
+        }
+        Part::Disks => {
+            disk_latency.push_to(families);
+            if counted.handling {
+                disk_handling.push_to(families);
+            }
         }
     }
 }

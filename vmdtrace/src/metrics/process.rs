@@ -1,5 +1,8 @@
 //! What this process costs, by the names every Prometheus client uses.
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -68,7 +71,36 @@ fn try_add(families: &mut Vec<MetricFamily>) -> ProcResult<()> {
         "Start of this process, in seconds since 1970.",
         *START_TIME.get_or_init(|| start_time(stat.starttime)),
     );
+    // A process that serves a recording has none.
+    if let Some(bytes) = map_memory(Path::new("/proc/self")) {
+        gauge(
+            "vmdtrace_map_memory_bytes",
+            "Kernel memory of the maps that the eBPF programs and vmdtrace share.",
+            bytes as f64,
+        );
+    }
     Ok(())
+}
+
+/// What the kernel says that our maps take (`memlock`, bpf_map_show_fdinfo in
+/// kernel/bpf/syscall.c), each map once however many descriptors it has.
+fn map_memory(process: &Path) -> Option<u64> {
+    let mut by_map = BTreeMap::new();
+    for descriptor in fs::read_dir(process.join("fd")).ok()?.flatten() {
+        let is_map = fs::read_link(descriptor.path())
+            .is_ok_and(|target| target == Path::new("anon_inode:bpf-map"));
+        if !is_map {
+            continue;
+        }
+        let path = process.join("fdinfo").join(descriptor.file_name());
+        let text = fs::read_to_string(path).ok()?;
+        let field = |name: &str| {
+            let value = text.lines().find_map(|line| line.strip_prefix(name));
+            value?.trim().parse::<u64>().ok()
+        };
+        by_map.insert(field("map_id:")?, field("memlock:")?);
+    }
+    (!by_map.is_empty()).then(|| by_map.values().sum())
 }
 
 /// Told once: computed again, it would move with every correction of the clock.
@@ -87,6 +119,31 @@ fn start_time(ticks_since_boot: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_map_is_counted_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let process = folder.path();
+        for name in ["fd", "fdinfo"] {
+            fs::create_dir(process.join(name)).unwrap();
+        }
+        let add = |descriptor: &str, target: &str, info: &str| {
+            std::os::unix::fs::symlink(target, process.join("fd").join(descriptor)).unwrap();
+            fs::write(process.join("fdinfo").join(descriptor), info).unwrap();
+        };
+        add("0", "/dev/null", "pos:\t0\n");
+        add("5", "anon_inode:bpf-prog", "memlock:\t4096\nprog_id:\t1\n");
+        assert_eq!(map_memory(process), None);
+        let map = |id: u32, bytes: u32| format!("map_type:\t2\nmemlock:\t{bytes}\nmap_id:\t{id}\n");
+        add("6", "anon_inode:bpf-map", &map(1, 8192));
+        add("7", "anon_inode:bpf-map", &map(2, 4096));
+        add("8", "anon_inode:bpf-map", &map(1, 8192));
+        assert_eq!(map_memory(process), Some(12288));
+        // A sum that leaves one out would be too small.
+        add("9", "anon_inode:bpf-map", "map_type:\t2\n");
+        assert_eq!(map_memory(process), None);
+        assert_eq!(map_memory(&process.join("gone")), None);
+    }
 
     #[test]
     fn this_process_costs_something() {

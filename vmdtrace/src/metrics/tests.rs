@@ -1,14 +1,18 @@
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use prometheus::{TextEncoder, proto::Bucket};
 
 use super::*;
+use crate::host::fixture::{CAPTURED_REMAP, Tree};
 use crate::host::topology::{
     Controller, Disk, DiskPath, Machine, Mode, PciAddress, Topology, Vector, VectorUse,
 };
 use crate::snapshot::bio::{
     BioAllocations, BioContext, BioDestination, BioFrees, BioPurpose, BioRegime,
 };
+use crate::snapshot::recording::Reader;
+use crate::snapshot::source::{SnapshotError, SnapshotSource};
 use crate::snapshot::{
     BioCounts, CpuCounts, DiskLosses, DiskSamples, LineCounts, LineKind, LossCounts, Losses,
     MsiCounts, MsiOperation, OperationCount, Probe, ProbeState, Remote, RunCounts, SampleCounts,
@@ -20,11 +24,13 @@ const BYPASS: &str = "0000:e2:00.5";
 
 const LINES: Detail = Detail {
     lines: true,
+    vectors: false,
     disks: false,
 };
 
 const EVERYTHING: Detail = Detail {
     lines: true,
+    vectors: false,
     disks: true,
 };
 
@@ -527,6 +533,20 @@ fn idle_snapshot() -> Snapshot {
     }
 }
 
+struct Fixed(Snapshot);
+
+impl SnapshotSource for Fixed {
+    fn snapshot(&self) -> Result<Snapshot, SnapshotError> {
+        Ok(self.0.clone())
+    }
+
+    fn attach_pending(&self) {}
+
+    fn topology_changed(&self) {}
+
+    fn cpus_changed(&self) {}
+}
+
 fn text(snapshot: &Snapshot) -> String {
     TextEncoder::new()
         .encode_to_string(&families(snapshot, Detail::default()))
@@ -573,6 +593,72 @@ fn the_text_is_the_golden_text() {
     assert_golden(&text, "golden.txt", include_str!("golden.txt"));
 }
 
+/// The last Snapshot of a server of 12 disks, recorded in the virtual server while
+/// each disk was read 2,048 times.
+fn captured_server() -> Snapshot {
+    let file = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/recordings/twelve-disks-6.12.vmdtrace"
+    );
+    let mut reader = Reader::open(file.as_ref()).unwrap();
+    let snapshots = std::iter::from_fn(|| reader.next_snapshot().unwrap());
+    snapshots.last().unwrap()
+}
+
+#[test]
+fn the_text_of_a_captured_server_is_the_golden_text() {
+    let snapshot = captured_server();
+    assert_golden(
+        &text(&snapshot),
+        "golden_server.txt",
+        include_str!("golden_server.txt"),
+    );
+    // What does not come from the golden text itself: fio did so many reads.
+    let taken = sum(&snapshot, "vmdtrace_completions_total")
+        + sum(&snapshot, "vmdtrace_completions_outside_handler_total");
+    assert_eq!(taken, f64::from(12 * 2048));
+    assert_eq!(sum(&snapshot, "vmdtrace_unassigned_runs_total"), 0.0);
+}
+
+/// A controller's vectors by themselves: the lines without a disk, exactly as
+/// among all lines.
+#[test]
+fn vectors_alone_are_those_among_all_lines() {
+    let vectors = Detail {
+        vectors: true,
+        ..Detail::default()
+    };
+    let lines = |detail| -> Vec<String> {
+        let text = TextEncoder::new()
+            .encode_to_string(&families(&captured_server(), detail))
+            .unwrap();
+        let lines = text.lines().filter(|it| it.starts_with("vmdtrace_line_"));
+        lines.map(str::to_owned).collect()
+    };
+    let (of_vectors, mut of_all) = (lines(vectors), lines(LINES));
+    assert!(of_all.len() > 5 * of_vectors.len());
+    of_all.retain(|line| line.contains("action=\"vmd"));
+    assert_eq!(of_vectors, of_all);
+    // Of the 8 vectors one is for ports, which had nothing to say.
+    assert_eq!(of_vectors.len(), 7 * 5);
+}
+
+/// A model that is not UTF-8, as read from sysfs.
+#[test]
+fn bytes_that_are_no_text_become_text() {
+    let tree = Tree::unpack(CAPTURED_REMAP);
+    let disk = std::fs::read_dir(tree.path("sys/class/nvme")).unwrap();
+    let model = disk.flatten().next().unwrap().path().join("model");
+    std::fs::write(&model, b"bad \xff\xfe\" disk\n\\").unwrap();
+    let snapshot = Snapshot {
+        topology: tree.read(),
+        ..captured_server()
+    };
+    let text = text(&snapshot);
+    let expected = "model=\"bad \u{fffd}\u{fffd}\\\" disk\\\\n\\\\\"} 1\n";
+    assert!(text.contains(expected), "{expected}\n{text}");
+}
+
 #[test]
 fn the_text_of_every_line_is_the_golden_text() {
     let (of_lines, others): (Vec<_>, Vec<_>) = families(&snapshot(), LINES)
@@ -597,8 +683,8 @@ fn the_text_of_every_line_is_the_golden_text() {
 #[test]
 fn the_text_of_every_disk_is_the_golden_text() {
     let detail = Detail {
-        lines: false,
         disks: true,
+        ..Detail::default()
     };
     let (of_disks, others): (Vec<_>, Vec<_>) =
         families(&snapshot(), detail)
@@ -1090,10 +1176,16 @@ fn a_large_server_has_under_two_thousand_series() {
         allocations("blkdev_dio_pool", BioPurpose::Block),
         allocations("fs_bio_set", BioPurpose::Block),
     ];
-    let series = text(&large)
+    // All that is scraped, what the process tells of itself too.
+    let source: Arc<dyn SnapshotSource> = Arc::new(Fixed(large));
+    let series = scrape(&source, Detail::default())
+        .unwrap()
         .lines()
         .filter(|line| !line.starts_with('#'))
         .count();
+    // Only in the eBPF programs' process.
+    let maps = 1;
+    let series = series + maps;
     assert!((1600..2000).contains(&series), "{series} series");
 }
 
@@ -1324,23 +1416,8 @@ mod documentation {
     use prometheus::proto::MetricType;
 
     use super::*;
-    use crate::snapshot::source::{SnapshotError, SnapshotSource};
 
     const TEXT: &str = include_str!("../../../docs/metrics.md");
-
-    struct Fixed(Snapshot);
-
-    impl SnapshotSource for Fixed {
-        fn snapshot(&self) -> Result<Snapshot, SnapshotError> {
-            Ok(self.0.clone())
-        }
-
-        fn attach_pending(&self) {}
-
-        fn topology_changed(&self) {}
-
-        fn cpus_changed(&self) {}
-    }
 
     /// Type and labels by family.
     type Described = BTreeMap<String, (String, Vec<String>)>;
@@ -1360,6 +1437,11 @@ mod documentation {
                 described.insert(family.name().to_owned(), (kind.to_owned(), labels));
             }
         }
+        // Only the eBPF programs' process has maps.
+        described.insert(
+            "vmdtrace_map_memory_bytes".to_owned(),
+            ("gauge".to_owned(), Vec::new()),
+        );
         described
     }
 

@@ -153,6 +153,7 @@ mod tests {
         // Lines that are summed are not shown as lines.
         let lines = metrics::Detail {
             lines: true,
+            vectors: true,
             disks: true,
         };
         let shown = families(&sums, lines);

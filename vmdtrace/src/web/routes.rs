@@ -4,13 +4,13 @@ use std::error::Error;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use tokio::sync::Semaphore;
 
-use crate::metrics::{self, Detail};
+use crate::metrics::{self, Detail, Selection};
 use crate::snapshot::source::SnapshotSource;
 
 /// Seconds after which a refused client may try again.
@@ -43,9 +43,18 @@ pub(super) fn router(
         })
 }
 
-async fn metrics(State(app): State<App>) -> Response {
-    let detail = app.detail;
-    let scrape = app.blocking(move |source| metrics::scrape(source, detail));
+async fn metrics(
+    State(app): State<App>,
+    Query(parameters): Query<Vec<(String, String)>>,
+) -> Response {
+    let pairs = parameters
+        .iter()
+        .map(|(key, name)| (key.as_str(), name.as_str()));
+    let selection = match Selection::of_request(app.detail, pairs) {
+        Ok(selection) => selection,
+        Err(error) => return (StatusCode::BAD_REQUEST, format!("400: {error}\n")).into_response(),
+    };
+    let scrape = app.blocking(move |source| metrics::scrape(source, selection));
     match scrape.await {
         Ok(Ok(text)) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         Ok(Err(error)) => failed(&error),

@@ -40,7 +40,7 @@ pub use http::HttpResponse;
 pub use interrupts::{KernelCounts, KernelLine, disk_of_action, is_vmd_action};
 pub use lab_agent::Exit;
 pub use nix::sys::signal::Signal;
-pub use prometheus::{Prometheus, RawSeries, SCRAPE_SECONDS, Target};
+pub use prometheus::{Prometheus, RawSeries, Rule, SCRAPE_SECONDS, Target, unix_seconds};
 pub use qemu::{Iommu, native_serial};
 pub use scrape::{Sample, Scrape};
 pub use terminal::Left;

@@ -2,9 +2,9 @@
 //! temporary folder.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -20,15 +20,32 @@ const HTTP_LIMIT: Duration = Duration::from_secs(10);
 /// guest was seen to take a quarter of a second; a failed one spoils a window.
 pub const SCRAPE_SECONDS: u64 = 2;
 
+/// A target's own label is a better name than a port on the loopback.
 const CONFIGURATION: &str = "\
 global:
   scrape_interval: 2s
   scrape_timeout: 2s
+  evaluation_interval: 2s
 scrape_configs:
   - job_name: vmdtrace
     file_sd_configs:
       - files: [targets.json]
+    relabel_configs:
+      - source_labels: [lab]
+        regex: (.+)
+        target_label: instance
 ";
+
+/// Now, in seconds since 1970, as Prometheus takes it.
+///
+/// # Errors
+/// When this machine's clock is before that.
+pub fn unix_seconds() -> Result<f64> {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map(|time| time.as_secs_f64())
+        .map_err(|error| LabError::failed(format!("this machine's clock: {error}")))
+}
 
 /// A running Prometheus. Dropping it ends it and removes its data.
 #[derive(Debug)]
@@ -72,19 +89,38 @@ impl Prometheus {
         Self::start_with(program, |_| Ok(()))
     }
 
+    /// As [`Prometheus::start`], with these files of rules, which are evaluated as
+    /// often as targets are scraped.
+    ///
+    /// # Errors
+    /// As [`Prometheus::start`]; rules that are wrong keep it from starting.
+    pub fn start_with_rules(program: &Path, rules: &[PathBuf]) -> Result<Self> {
+        let files = serde_json::json!(rules);
+        let configuration = format!("{CONFIGURATION}rule_files: {files}\n");
+        Self::start_configured(program, &configuration, |_| Ok(()))
+    }
+
     /// As [`Prometheus::start`], with data that `fill` puts into the folder it is
     /// given, however old.
     ///
     /// # Errors
     /// As [`Prometheus::start`], and those of `fill`.
     pub fn start_with(program: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<Self> {
+        Self::start_configured(program, CONFIGURATION, fill)
+    }
+
+    fn start_configured(
+        program: &Path,
+        text: &str,
+        fill: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<Self> {
         interrupt::listen()?;
         let folder = Folder::new("prometheus")?;
         let data = folder.path().join("data");
         std::fs::create_dir(&data).map_err(LabError::path(&data))?;
         fill(&data)?;
         let configuration = folder.path().join("prometheus.yml");
-        std::fs::write(&configuration, CONFIGURATION).map_err(LabError::path(&configuration))?;
+        std::fs::write(&configuration, text).map_err(LabError::path(&configuration))?;
         write_targets(folder.path(), &[])?;
         let port = free_port()?;
         let mut command = Command::new(program);
@@ -132,16 +168,10 @@ impl Prometheus {
         // The newest versions leave the range's start out, older ones do not.
         let range = (to - from).max(0.0).ceil() as u64 + 1;
         let query = format!("{selector}[{range}s]");
-        let what = format!("asking Prometheus for {query}");
         let time = format!("{to:.3}");
         let pairs = [("query", query.as_str()), ("time", time.as_str())];
-        let body = http::get(&self.url("/api/v1/query"), &pairs, HTTP_LIMIT)
-            .map_err(|error| {
-                LabError::failed(format!("{what}: {error}")).with_logs(&[self.server.log()])
-            })?
-            .ok(&what)?;
-        let mut series =
-            parse_matrix(&body).map_err(|error| LabError::failed(format!("{what}: {error}")))?;
+        let mut series = parse_matrix(&self.ask("/api/v1/query", &pairs)?)
+            .map_err(|error| LabError::failed(format!("asking for {query}: {error}")))?;
         for series in &mut series {
             series.samples.retain(|(at, _)| (from..=to).contains(at));
         }
@@ -149,9 +179,84 @@ impl Prometheus {
         Ok(series)
     }
 
+    /// What an expression is at a time (seconds since 1970): for each series one
+    /// sample.
+    ///
+    /// # Errors
+    /// When Prometheus does not answer or refuses the expression.
+    pub fn at(&self, expr: &str, time: f64) -> Result<Vec<RawSeries>> {
+        self.range(expr, time, time, 1)
+    }
+
+    /// What an expression is from one time to another, every so many seconds.
+    ///
+    /// # Errors
+    /// When Prometheus does not answer or refuses the expression.
+    pub fn range(&self, expr: &str, from: f64, to: f64, step: u32) -> Result<Vec<RawSeries>> {
+        let (start, end) = (format!("{from:.3}"), format!("{to:.3}"));
+        let step = step.to_string();
+        let pairs = [
+            ("query", expr),
+            ("start", &start),
+            ("end", &end),
+            ("step", &step),
+        ];
+        parse_matrix(&self.ask("/api/v1/query_range", &pairs)?)
+            .map_err(|error| LabError::failed(format!("asking for {expr}: {error}")))
+    }
+
+    /// The rules that it evaluates.
+    ///
+    /// # Errors
+    /// When Prometheus does not answer.
+    pub fn rules(&self) -> Result<Vec<Rule>> {
+        parse_rules(&self.ask("/api/v1/rules", &[])?)
+            .map_err(|error| LabError::failed(format!("asking Prometheus for its rules: {error}")))
+    }
+
+    fn ask(&self, path: &str, pairs: &[(&str, &str)]) -> Result<String> {
+        let what = format!("asking Prometheus for {path} {pairs:?}");
+        http::get(&self.url(path), pairs, HTTP_LIMIT)
+            .map_err(|error| {
+                LabError::failed(format!("{what}: {error}")).with_logs(&[self.server.log()])
+            })?
+            .ok(&what)
+    }
+
     fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address())
     }
+}
+
+/// A rule as Prometheus knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Rule {
+    pub name: String,
+    /// Its expression.
+    pub query: String,
+    /// `recording` or `alerting`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// `ok` where the latest evaluation was.
+    pub health: String,
+}
+
+fn parse_rules(body: &str) -> std::result::Result<Vec<Rule>, String> {
+    #[derive(Deserialize)]
+    struct Response {
+        data: Data,
+    }
+    #[derive(Deserialize)]
+    struct Data {
+        groups: Vec<Group>,
+    }
+    #[derive(Deserialize)]
+    struct Group {
+        rules: Vec<Rule>,
+    }
+    let response: Response = serde_json::from_str(body).map_err(|error| error.to_string())?;
+    let groups = response.data.groups.into_iter();
+    Ok(groups.flat_map(|group| group.rules).collect())
 }
 
 /// Prometheus looks for a file that was renamed into place.
@@ -214,6 +319,20 @@ mod tests {
             (1_700_000_000.123, 9_007_199_254_740_991.0)
         );
         assert!(series[0].samples[1].1.is_nan());
+    }
+
+    #[test]
+    fn rules_are_read() {
+        let body = r#"{"status":"success","data":{"groups":[{"name":"g","rules":[
+            {"name":"a:b","query":"sum(up)","health":"ok","type":"recording"}]}]}}"#;
+        let rule = Rule {
+            name: "a:b".to_owned(),
+            query: "sum(up)".to_owned(),
+            kind: "recording".to_owned(),
+            health: "ok".to_owned(),
+        };
+        assert_eq!(parse_rules(body).unwrap(), [rule]);
+        assert!(parse_rules("{}").is_err());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod build;
+pub(crate) mod dashboards;
 pub(crate) mod demo;
 pub(crate) mod device;
 pub(crate) mod fuzz;

@@ -11,6 +11,7 @@
 )]
 
 mod bio;
+mod dashboards;
 mod demo;
 mod device;
 mod doctor;
@@ -49,6 +50,7 @@ fn place(name: &str) -> Place {
         // Their tests share a guest that the first one boots and the last one ends.
         Some("remap") => Place::Shared("remap"),
         Some("bypass") => Place::Shared("bypass"),
+        Some("dashboards") => Place::Shared("dashboards"),
         // As many CPUs as a guest can have, and Prometheus beside it.
         Some("demo") => Place::SharedAlone("demo"),
         // What other tests do on this machine would be seen as leftovers, or as
@@ -157,6 +159,8 @@ fn main() -> ExitCode {
     trials.extend(exact_trials);
     let (bios, bio_trials) = bio::trials();
     trials.extend(bio_trials);
+    let (scene, dashboard_trials) = dashboards::trials();
+    trials.extend(dashboard_trials);
     trials.extend(device::trials());
     trials.extend(doctor::trials());
     trials.extend(late_modules::trials());
@@ -182,6 +186,6 @@ fn main() -> ExitCode {
     table.print();
     bios.print();
     // Ends what is still running.
-    drop((demo, servers));
+    drop((demo, servers, scene));
     conclusion.exit_code()
 }

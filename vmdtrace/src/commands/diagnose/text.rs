@@ -44,6 +44,8 @@ fn picture(text: &mut String, title: &str, picture: &Picture) {
         rate_error,
         outside_handlers,
         bio,
+        allocation_failures,
+        unassigned_lost_interrupts,
         notes,
     } = picture;
     let _ = writeln!(
@@ -83,6 +85,15 @@ fn picture(text: &mut String, title: &str, picture: &Picture) {
             )
         }),
     );
+    fact(
+        text,
+        "failed searches for a vector",
+        allocation_failures.map(|it| it.to_string()),
+    );
+    if let Some(lost) = unassigned_lost_interrupts.filter(|&lost| lost > 0) {
+        let lost = format!("{lost}, of disks that could not be told");
+        fact(text, "lost interrupts", Some(lost));
+    }
     if groups.iter().all(|group| group.disks.is_empty()) {
         text.push_str("  no NVMe disk\n");
     }
@@ -120,6 +131,11 @@ fn group(text: &mut String, group: &Group) {
         hottest_line,
         remote_share,
         far_share,
+        timeouts,
+        lost_interrupts,
+        children: _,
+        known_chips: _,
+        plain_chips: _,
         serving,
     } = group;
     match mode {
@@ -190,6 +206,14 @@ fn group(text: &mut String, group: &Group) {
     );
     fact(text, "by another CPU", percent(remote_share));
     fact(text, "by one of another cache", percent(far_share));
+    fact(
+        text,
+        "lost interrupts",
+        lost_interrupts.map(|lost| match timeouts {
+            Some(timeouts) => format!("{lost}, of {timeouts} commands that timed out"),
+            None => lost.to_string(),
+        }),
+    );
     match serving {
         Some(serving) => self::serving(text, serving),
         None => fact(text, "serving CPUs", None),
@@ -416,7 +440,7 @@ mod tests {
         let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(
             words
-                .contains(" nothing found: no explanation is supported by these numbers; 3 of 18 "),
+                .contains(" nothing found: no explanation is supported by these numbers; 6 of 24 "),
             "{text}"
         );
         assert!(
@@ -432,7 +456,7 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("\nknown faults contradicted: bypass-under-xen, config-read-"),
+            text.contains("\nknown faults contradicted: bypass-under-xen, child-never-"),
             "{text}"
         );
         assert!(

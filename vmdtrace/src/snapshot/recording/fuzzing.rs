@@ -2,15 +2,17 @@
 //! kept inputs: reading never panics, whatever is in the file, and what was read
 //! is read again when it is written.
 
-use super::{End, Ending, Header, Reader, Writer, frame};
+use super::{End, Ending, Header, MAGIC, Reader, VERSION, Writer, frame};
 use crate::snapshot::Snapshot;
 use crate::snapshot::window::Window;
 
 /// First byte of an input that is a file as it is; any other is followed by the
 /// contents of frames, so that checksums do not keep the fuzzer out.
 const AS_IT_IS: u8 = b'v';
-/// Ends a frame's content in an input; JSON never has it.
-const SEPARATOR: u8 = 0xff;
+/// The frames are of version 1 of the format; of the newest with any other byte.
+const VERSION_1: u8 = b'1';
+/// Ends a frame's content in an input; JSON never has it, and differences hardly.
+const SEPARATOR: [u8; 3] = *b"\xff\xfe\n";
 
 /// Reads a file made from `input`.
 ///
@@ -25,7 +27,8 @@ pub fn run(input: &[u8]) {
     let file = match input.first() {
         None => return,
         Some(&AS_IT_IS) => input.to_vec(),
-        Some(_) => framed(&input[1..]),
+        Some(&VERSION_1) => framed(1, &input[1..]),
+        Some(_) => framed(VERSION, &input[1..]),
     };
     let Ok(mut reader) = Reader::new(&file[..]) else {
         return;
@@ -58,17 +61,16 @@ pub fn run(input: &[u8]) {
 }
 
 /// A whole file with these frames: each a kind and a content.
-fn framed(frames: &[u8]) -> Vec<u8> {
-    let mut file = match Writer::new(Vec::new(), &Header::default()) {
-        Ok(writer) => writer.finish(None).unwrap_or_default(),
-        Err(_) => Vec::new(),
-    };
-    // Without the end.
-    let end = file
-        .iter()
-        .rposition(|&byte| byte == frame::Kind::End.byte());
-    file.truncate(end.unwrap_or_default());
-    for part in frames.split(|&byte| byte == SEPARATOR) {
+fn framed(version: u32, frames: &[u8]) -> Vec<u8> {
+    let mut file = format!("{MAGIC}{version}\n").into_bytes();
+    let header = serde_json::to_vec(&Header::default()).unwrap_or_default();
+    let _too_long = frame::write(&mut file, frame::Kind::Header, &header);
+    let mut rest = frames;
+    while !rest.is_empty() {
+        let mut places = rest.windows(SEPARATOR.len());
+        let end = places.position(|it| it == SEPARATOR).unwrap_or(rest.len());
+        let (part, after) = rest.split_at(end);
+        rest = after.get(SEPARATOR.len()..).unwrap_or_default();
         if let Some((&kind, content)) = part.split_first() {
             let _too_long = frame::write(&mut file, frame::Kind::from_byte(kind), content);
         }
@@ -81,7 +83,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::super::columns;
-    use super::super::template::Template;
+    use super::super::template::{Apart, Template};
     use super::super::{Facts, Moment};
     use super::*;
     use crate::host::activity::Activity;
@@ -98,28 +100,27 @@ mod tests {
             run(&std::fs::read(entry.unwrap().path()).unwrap());
             count += 1;
         }
-        assert!(count > 3, "{count}");
+        assert!(count > 4, "{count}");
     }
 
     #[test]
     fn a_framed_input_reaches_the_snapshots() {
-        let input = std::fs::read(corpus().join("difference")).unwrap();
-        let file = framed(&input[1..]);
-        let mut reader = Reader::new(&file[..]).unwrap();
-        assert!(reader.next_snapshot().unwrap().is_some());
-        assert!(reader.next_snapshot().unwrap().is_some());
-        run(&input);
+        for (name, version) in [("difference", VERSION), ("difference-1", 1)] {
+            let input = std::fs::read(corpus().join(name)).unwrap();
+            let file = framed(version, &input[1..]);
+            let mut reader = Reader::new(&file[..]).unwrap();
+            assert!(reader.next_snapshot().unwrap().is_some());
+            assert!(reader.next_snapshot().unwrap().is_some(), "{name}");
+            run(&input);
+        }
     }
-
-    /// After this time the differences happen not to have the separator.
-    const SECONDS_WITHOUT_SEPARATOR: u32 = 1;
 
     /// Small inputs to begin with.
     #[test]
     #[ignore = "makes the first inputs of the fuzz target"]
     fn make_the_first_inputs() {
         let mut server = Server::new(1, 1, 2);
-        server.run(SECONDS_WITHOUT_SEPARATOR);
+        server.run(1);
         let small = |server: &Server| {
             let mut snapshot = server.snapshot();
             snapshot.topology.disks.clear();
@@ -139,11 +140,18 @@ mod tests {
         })
         .unwrap();
         let json = |snapshot| serde_json::to_string(&Moment::of(snapshot)).unwrap();
-        let (template, numbers) = Template::split(&json(&first)).unwrap();
-        let (_, next) = Template::split(&json(&second)).unwrap();
-        let rates = vec![0; numbers.len()];
+        let (template, numbers) = Template::split(&json(&first), Apart::ByKind).unwrap();
+        let (_, next) = Template::split(&json(&second), Apart::ByKind).unwrap();
+        let mut before = numbers.clone();
+        let mut past = columns::Past::new(template.columns());
         let mut coded = vec![0];
-        columns::encode(&next, &numbers, &rates, template.columns(), &mut coded);
+        columns::encode(
+            &next,
+            &mut before,
+            &mut past,
+            template.columns(),
+            &mut coded,
+        );
         let whole = [b"\0", json(&first).as_bytes()].concat();
         type Frame<'a> = (u8, &'a [u8]);
         let frames: [(&str, &[Frame<'_>]); 3] = [
@@ -157,10 +165,11 @@ mod tests {
         for (name, frames) in frames {
             let mut input = b"f".to_vec();
             for (kind, content) in frames {
-                assert!(!content.contains(&SEPARATOR), "{name}: change the seed");
+                let mut places = content.windows(SEPARATOR.len());
+                assert!(places.all(|it| it != SEPARATOR), "{name}: change the seed");
                 input.push(*kind);
                 input.extend_from_slice(content);
-                input.push(SEPARATOR);
+                input.extend_from_slice(&SEPARATOR);
             }
             std::fs::write(corpus().join(name), input).unwrap();
         }

@@ -1,7 +1,7 @@
 //! Recordings: Snapshots in a file. docs/recordings.md describes the format.
 //!
 //! ```text
-//! "vmdtrace recording 1\n"   frame   frame   ...   frame (end)
+//! "vmdtrace recording 2\n"   frame   frame   ...   frame (end)
 //! ```
 //!
 //! A frame is written at once and has a checksum, so a file that was cut off or
@@ -14,11 +14,13 @@ mod frame;
 pub mod fuzzing;
 mod read;
 mod replay;
+mod rice;
 #[cfg(test)]
 pub(crate) mod synthetic;
 mod template;
 #[cfg(test)]
 mod tests;
+mod version_1;
 mod write;
 
 use std::borrow::Cow;
@@ -35,7 +37,7 @@ pub use write::{WriteError, Writer};
 
 /// Version of the format. It rises when an older reader would misread a file;
 /// a field or a kind of frame more is no reason.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// What a file begins with; the version and a line feed follow.
 const MAGIC: &str = "vmdtrace recording ";
 /// Most bytes of a frame's content, packed or not. The largest host planned for
@@ -153,15 +155,14 @@ struct Stream {
     template: template::Template,
     /// The numbers of the Snapshot before, by column.
     numbers: Vec<u64>,
-    /// How much each changes from one Snapshot to the next, about.
-    rates: Vec<u64>,
+    past: columns::Past,
 }
 
 impl Stream {
     fn new(template: template::Template, numbers: Vec<u64>) -> Self {
         Self {
+            past: columns::Past::new(template.columns()),
             template,
-            rates: vec![0; numbers.len()],
             numbers,
         }
     }

@@ -5,8 +5,8 @@ use std::io::{self, BufRead, BufReader, Read as _};
 use std::path::Path;
 
 use super::frame::{self, FrameError, Kind};
-use super::template::Template;
-use super::{End, Facts, Header, MAGIC, Moment, STREAMS, Stream, VERSION, columns};
+use super::template::{Apart, Template};
+use super::{End, Facts, Header, MAGIC, Moment, STREAMS, Stream, VERSION, columns, version_1};
 use crate::host::topology::Topology;
 use crate::snapshot::{Host, Snapshot};
 
@@ -64,6 +64,8 @@ impl std::fmt::Display for Ending {
 #[derive(Debug)]
 pub struct Reader<R> {
     input: R,
+    /// Of the format.
+    version: u32,
     header: Header,
     /// Bytes read and understood.
     at: u64,
@@ -88,7 +90,7 @@ impl<R: BufRead> Reader<R> {
     /// # Errors
     /// When it is no recording, one of a newer format, or ends too early.
     pub fn new(mut input: R) -> Result<Self, ReadError> {
-        let mut at = first_line(&mut input)?;
+        let (version, mut at) = first_line(&mut input)?;
         let header = match frame::read(&mut input, &mut at) {
             Ok(Some((Kind::Header, content))) => {
                 serde_json::from_slice(&content).map_err(|_| ReadError::NotARecording)?
@@ -99,6 +101,7 @@ impl<R: BufRead> Reader<R> {
         };
         Ok(Self {
             input,
+            version,
             header,
             at,
             facts: None,
@@ -170,8 +173,8 @@ impl<R: BufRead> Reader<R> {
                 let (stream, json) = stream_and_rest(&content)?;
                 let json = std::str::from_utf8(json).map_err(|error| error.to_string())?;
                 let snapshot = self.snapshot(json)?;
-                let (template, numbers) =
-                    Template::split(json).map_err(|error| error.to_string())?;
+                let (template, numbers) = Template::split(json, apart(self.version))
+                    .map_err(|error| error.to_string())?;
                 self.streams[stream] = Some(Stream::new(template, numbers));
                 Ok(Some(snapshot))
             }
@@ -180,12 +183,16 @@ impl<R: BufRead> Reader<R> {
                 let stream = self.streams[stream]
                     .as_mut()
                     .ok_or("a difference to nothing")?;
-                columns::decode(
-                    coded,
-                    &mut stream.numbers,
-                    &mut stream.rates,
-                    stream.template.columns(),
-                )
+                let Stream {
+                    template,
+                    numbers,
+                    past,
+                } = &mut *stream;
+                let columns = template.columns();
+                match self.version {
+                    1 => version_1::decode(coded, numbers, &mut past.rates, columns),
+                    _ => columns::decode(coded, numbers, past, columns),
+                }
                 .ok_or("differences that are not understood")?;
                 let json = stream.template.fill(&stream.numbers);
                 self.snapshot(&json).map(Some)
@@ -201,6 +208,13 @@ impl<R: BufRead> Reader<R> {
     }
 }
 
+fn apart(version: u32) -> Apart {
+    match version {
+        1 => Apart::Not,
+        _ => Apart::ByKind,
+    }
+}
+
 /// The stream that a frame belongs to, and the rest of its content.
 fn stream_and_rest(content: &[u8]) -> Result<(usize, &[u8]), &'static str> {
     let (&stream, rest) = content.split_first().ok_or("an empty frame")?;
@@ -212,8 +226,8 @@ fn stream_and_rest(content: &[u8]) -> Result<(usize, &[u8]), &'static str> {
     }
 }
 
-/// Checks the first line; how many bytes it has.
-fn first_line(input: &mut impl BufRead) -> Result<u64, ReadError> {
+/// Checks the first line: the version of the format, and how many bytes it has.
+fn first_line(input: &mut impl BufRead) -> Result<(u32, u64), ReadError> {
     let mut line = Vec::new();
     input
         .by_ref()
@@ -225,8 +239,8 @@ fn first_line(input: &mut impl BufRead) -> Result<u64, ReadError> {
         .and_then(|rest| rest.strip_suffix('\n'))
         .and_then(|version| version.parse::<u32>().ok());
     match version {
-        Some(1..=VERSION) => Ok(line.len() as u64),
-        Some(newer @ 2..) => Err(ReadError::Newer(newer)),
+        Some(version @ 1..=VERSION) => Ok((version, line.len() as u64)),
         Some(0) | None => Err(ReadError::NotARecording),
+        Some(newer) => Err(ReadError::Newer(newer)),
     }
 }

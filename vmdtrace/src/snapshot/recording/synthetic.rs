@@ -9,9 +9,12 @@ use crate::host::topology::{
     BlockSettings, Controller, Disk, DiskPath, Evidence, Line, Link, Machine, Mode, Namespace,
     NumaNode, PciAddress, Port, Queue, Topology, Vector, VectorUse,
 };
+use crate::snapshot::bio::{
+    BioAllocations, BioContext, BioDestination, BioFrees, BioPurpose, BioRegime,
+};
 use crate::snapshot::{
     BioCounts, Counters, CpuCounts, Detail, DiskSamples, Host, LineCounts, LineKind, Losses,
-    MsiCounts, Probe, ProbeState, RunCounts, SampleCounts, Snapshot, probes,
+    MsiCounts, Probe, ProbeState, Remote, RunCounts, SampleCounts, Snapshot, probes,
 };
 
 /// I/O of the whole server in a second, at four completions an interrupt.
@@ -137,7 +140,7 @@ impl Server {
                 cpus: (0..cpus).map(cpu).collect(),
                 samples: found_samples,
                 other_samples: SampleCounts::default(),
-                bio: BioCounts::default(),
+                bio: bios(),
                 losses: Losses::default(),
                 msi: MsiCounts::default(),
             },
@@ -215,6 +218,7 @@ impl Server {
             let handled = self.noisy(completions / 4 + 1);
             let ns = self.time(handled, 900) + self.time(completions, 150);
             line.counts.completions += completions;
+            self.remote(line, completions);
             *completed.entry(line.disk.clone().unwrap()).or_default() += completions;
             if let Some(parent) = line.parent_irq {
                 let runs = match vector_runs.get(&parent) {
@@ -246,6 +250,7 @@ impl Server {
             }
             line.counts.repeated_runs = Some(0);
         }
+        self.bios(&mut snapshot.counters.bio, completed.values().sum());
         for (number, cpu) in snapshot.counters.cpus.iter_mut().enumerate() {
             cpu.interrupt_ns += cpu_ns[number];
             cpu.depth0_runs += cpu_runs[number];
@@ -298,6 +303,42 @@ impl Server {
         }
         snapshot.activity = Some(activity);
         self.snapshot = snapshot;
+    }
+
+    /// Completions on another CPU than the submitter's. In remap that is where the
+    /// vector is, so as far for nearly all of a queue; in bypass it is after a task
+    /// has moved.
+    fn remote(&mut self, line: &mut LineCounts, completions: u64) {
+        let Remote {
+            same_cache,
+            other_cache,
+            other_node,
+            unknown: _,
+        } = &mut line.counts.remote;
+        let moved = self.noisy(completions / 100);
+        let (far, near) = match line.irq % 4 {
+            0 => (same_cache, other_cache),
+            1 => (other_cache, other_node),
+            _ => (other_node, same_cache),
+        };
+        *near += moved;
+        if line.parent_irq.is_some() {
+            *far += completions.saturating_sub(moved);
+        }
+    }
+
+    /// A bio for each I/O, of a cache that mostly has one.
+    fn bios(&mut self, bio: &mut BioCounts, ios: u64) {
+        let (own, splice) = (self.noisy(ios / 2), self.noisy(ios / 3));
+        for set in &mut bio.allocations {
+            set.hits_own += own;
+            set.hits_splice += splice;
+            set.misses_empty += ios.saturating_sub(own + splice);
+        }
+        let softirq = self.noisy(ios / 50);
+        for (frees, count) in bio.frees.iter_mut().zip([ios - softirq, softirq]) {
+            frees.count += count;
+        }
     }
 
     fn next(&mut self) -> u64 {
@@ -416,6 +457,27 @@ fn disk(number: u32, cpus: u32, path: DiskPath, lines: Vec<Line>) -> Disk {
         }],
         queues: (0..=cpus).map(queue).collect(),
         lines,
+    }
+}
+
+fn bios() -> BioCounts {
+    let free = |destination, context| BioFrees {
+        destination,
+        context,
+        count: 0,
+    };
+    BioCounts {
+        regime: BioRegime::OptIn,
+        allocations: vec![BioAllocations {
+            set: "blkdev_dio_pool".to_owned(),
+            purpose: BioPurpose::Block,
+            ..BioAllocations::default()
+        }],
+        kmallocs: 0,
+        frees: vec![
+            free(BioDestination::IrqList, BioContext::Hardirq),
+            free(BioDestination::SlabSoftirq, BioContext::Softirq),
+        ],
     }
 }
 

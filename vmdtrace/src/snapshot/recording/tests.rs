@@ -9,6 +9,7 @@ use super::*;
 
 /// A file of version 1, made when that was new.
 const VERSION_1: &[u8] = include_bytes!("../../../tests/recordings/version-1.vmdtrace");
+const VERSION_2: &[u8] = include_bytes!("../../../tests/recordings/version-2.vmdtrace");
 
 fn read_all(bytes: &[u8]) -> (Vec<Snapshot>, Ending) {
     let mut reader = Reader::new(bytes).unwrap();
@@ -181,8 +182,19 @@ fn what_a_newer_program_adds_is_skipped() {
 }
 
 #[test]
-fn version_1_stays_readable() {
-    let (read, ending) = read_all(VERSION_1);
+fn all_versions_stay_readable() {
+    for (version, file, completions) in [
+        (1, VERSION_1, VERSION_1_COMPLETIONS),
+        (2, VERSION_2, VERSION_2_COMPLETIONS),
+    ] {
+        let first = format!("{MAGIC}{version}\n");
+        assert!(file.starts_with(first.as_bytes()), "{version}");
+        is_test_data(file, completions);
+    }
+}
+
+fn is_test_data(file: &[u8], expected: u64) {
+    let (read, ending) = read_all(file);
     assert_eq!(ending, whole(5));
     assert_eq!(read.len(), 5);
     let details: Vec<Detail> = read.iter().map(|it| it.detail).collect();
@@ -197,11 +209,12 @@ fn version_1_stays_readable() {
         .iter()
         .map(|it| it.counts.completions)
         .sum();
-    assert_eq!(completions, VERSION_1_COMPLETIONS);
+    assert_eq!(completions, expected);
 }
 
-/// What the file was written with.
+/// What the files were written with.
 const VERSION_1_COMPLETIONS: u64 = 4_001_682;
+const VERSION_2_COMPLETIONS: u64 = 4_000_636;
 
 /// Writes the file of the test above; not for a version that has one.
 #[test]
@@ -237,7 +250,7 @@ fn what_is_no_recording_says_so() {
     assert!(error(b"PNG").contains("vmdtrace record"));
     assert!(error(&[b'v'; 100]).contains("no recording"));
     assert!(error(b"vmdtrace recording 0\n").contains("no recording"));
-    assert!(error(b"vmdtrace recording 2\n").contains("version 2 of the format"));
+    assert!(error(b"vmdtrace recording 3\n").contains("version 3 of the format"));
     assert!(error(b"vmdtrace recording 1\n").contains("before its first snapshot"));
 }
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 
 use super::frame::{self, Kind};
-use super::template::{Template, TooMuch};
+use super::template::{Apart, Template, TooMuch};
 use super::{End, Facts, Header, MAGIC, Moment, STREAMS, Stream, VERSION, columns, stream_of};
 use crate::host::topology::Topology;
 use crate::snapshot::{Detail, Host, Snapshot};
@@ -131,34 +131,22 @@ impl<W: Write> Writer<W> {
             self.facts = Some((host.clone(), topology.clone()));
         }
         let json = serde_json::to_string(&Moment::of(snapshot))?;
-        let (template, numbers) = Template::split(&json)?;
+        let (template, numbers) = Template::split(&json, Apart::ByKind)?;
         let number = stream_of(snapshot.detail);
         let mut content = vec![number];
         let slot = &mut self.streams[usize::from(number)];
         // Taken out: after an error nothing is a difference to it.
         let next = match slot.take().filter(|old| old.template == template) {
-            Some(old) => {
+            Some(mut stream) => {
                 columns::encode(
                     &numbers,
-                    &old.numbers,
-                    &old.rates,
+                    &mut stream.numbers,
+                    &mut stream.past,
                     template.columns(),
                     &mut content,
                 );
-                let rates = numbers
-                    .iter()
-                    .zip(&old.numbers)
-                    .zip(&old.rates)
-                    .map(|((now, before), rate)| {
-                        columns::rate_after(*rate, now.wrapping_sub(*before))
-                    })
-                    .collect();
                 self.frame(Kind::Difference, &content)?;
-                Stream {
-                    template,
-                    numbers,
-                    rates,
-                }
+                stream
             }
             None => {
                 content.extend_from_slice(json.as_bytes());

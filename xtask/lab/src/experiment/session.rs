@@ -1,6 +1,6 @@
 //! One boot: a guest with the daemon in it, scraped by Prometheus.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use vmd_device::{Config, Service};
 
@@ -15,7 +15,7 @@ use crate::error::{LabError, Result};
 use crate::fio::{Bound, CpuList, Done, Load};
 use crate::guest::{Guest, GuestConfig};
 use crate::interrupt;
-use crate::prometheus::{Prometheus, Target};
+use crate::prometheus::{Prometheus, Target, unix_seconds};
 
 /// The label that tells the targets of Prometheus apart.
 const LABEL: &str = "lab";
@@ -36,6 +36,8 @@ pub struct Setting {
     pub vectors: u16,
     /// How fast each disk is.
     pub service: Service,
+    /// Whether the daemon exports vectors and disks by themselves, too.
+    pub detailed: bool,
     /// Keep the guest's logs should something fail.
     pub keep_logs: bool,
 }
@@ -79,8 +81,11 @@ impl<'a> Session<'a> {
         let disks = guest.await_disks(PATIENCE)?;
         require_mode(&guest, setting.mode)?;
         let listen = format!("0.0.0.0:{PORT}");
-        let command =
-            GuestCommand::new(VMDTRACE).args(["serve", "--web.listen-address", listen.as_str()]);
+        let mut arguments = vec!["serve", "--web.listen-address", listen.as_str()];
+        if setting.detailed {
+            arguments.extend(["--metrics.vectors", "--metrics.disks"]);
+        }
+        let command = GuestCommand::new(VMDTRACE).args(arguments);
         let daemon = guest.spawn(&command)?;
         interrupt::until("waiting for the daemon to be ready", PATIENCE, || {
             daemon.check_running()?;
@@ -164,7 +169,7 @@ impl<'a> Session<'a> {
     /// back. That counts agree is for the caller to judge.
     pub fn measure(&self, load: &Load) -> Result<Run> {
         let before = self.at_rest()?;
-        let first = self.await_scrape(now()?)?;
+        let first = self.await_scrape(unix_seconds()?)?;
         let limit = PATIENCE
             + if let Bound::Time(time) = load.bound {
                 time
@@ -175,7 +180,7 @@ impl<'a> Session<'a> {
         let fio = Done::parse(&output.stdout_text(), load)?;
         self.daemon.check_running()?;
         let after = self.at_rest()?;
-        let last = self.await_scrape(now()?)?;
+        let last = self.await_scrape(unix_seconds()?)?;
         let label = self.setting.mode.name();
         let metrics = format!(r#"{{__name__=~"{COMPLETIONS}|{OUTSIDE}",{LABEL}="{label}"}}"#);
         let stored = Stored {
@@ -251,7 +256,7 @@ impl<'a> Session<'a> {
     fn await_scrape(&self, since: f64) -> Result<f64> {
         let up = self.up();
         interrupt::until("waiting for a scrape by Prometheus", PATIENCE, || {
-            let series = self.prometheus.raw(&up, since, now()?)?;
+            let series = self.prometheus.raw(&up, since, unix_seconds()?)?;
             let good = series
                 .iter()
                 .flat_map(|it| &it.samples)
@@ -280,12 +285,4 @@ fn require_mode(guest: &Guest, wanted: Mode) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Seconds since 1970, by the clock that Prometheus stamps its scrapes with.
-fn now() -> Result<f64> {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map(|time| time.as_secs_f64())
-        .map_err(|error| LabError::failed(format!("this machine's clock: {error}")))
 }

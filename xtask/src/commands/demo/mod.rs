@@ -169,6 +169,7 @@ fn boot<'a>(
             latency: args.latency,
             ..Service::default()
         },
+        detailed: false,
         keep_logs: args.verbose,
     };
     let session = Session::start(artifacts, prometheus, setting)?;
