@@ -3,7 +3,6 @@
 //! measures the rest.
 
 #![expect(
-    clippy::expect_used,
     clippy::panic,
     clippy::unwrap_used,
     reason = "the fixture fails by panicking"
