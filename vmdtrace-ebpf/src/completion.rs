@@ -88,6 +88,7 @@ pub(crate) fn nvme_sq(context: RawTracePointContext) -> i32 {
     let request: u64 = context.arg(0);
     if bank.depth == 0 {
         loss::completed_outside_handlers(request);
+        kernel::count_outside(&kernel::disk_of_request(request));
     }
     if let Some(disk) = vmdtrace_common::completion(bank, &mut Kernel { cpu, request }) {
         samples::completed(&mut Sampler, request, disk);

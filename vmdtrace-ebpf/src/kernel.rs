@@ -15,7 +15,7 @@ use vmdtrace_common::{
 };
 
 use crate::maps::{
-    BANKS, CELLS, LINES, LOSS_TOTALS, LOSSES, MSI_TOTALS, NAMES, OPERATIONS, PENDING_ENDS,
+    BANKS, CELLS, LINES, LOSS_TOTALS, LOSSES, MSI_TOTALS, NAMES, OPERATIONS, OUTSIDE, PENDING_ENDS,
     PER_CPU_OFFSETS, PLACES, REQUEST_LAYOUT, SAMPLES, TIMING_OUT, VMD_IRQ_CALLS,
 };
 
@@ -351,6 +351,22 @@ pub(crate) fn losses(key: &DiskKey) -> Option<&'static mut DiskLosses> {
     let losses = LOSSES.get_ptr_mut(key)?;
     // SAFETY: entries are never removed; their words are only added to, atomically.
     Some(unsafe { &mut *losses })
+}
+
+/// Adds a completion outside any handler to its disk's; one that finds no room in the
+/// map is in the CPU's count alone.
+#[inline(always)]
+pub(crate) fn count_outside(key: &DiskKey) {
+    if OUTSIDE.get_ptr(key).is_none() {
+        const BPF_NOEXIST: u64 = 1;
+        // Another CPU may be first: then it is there all the same.
+        let _there_or_full = OUTSIDE.insert(key, 0, BPF_NOEXIST);
+    }
+    if let Some(count) = OUTSIDE.get_ptr_mut(key) {
+        // SAFETY: entries are never removed, and this CPU's count is only added to,
+        // atomically.
+        add(unsafe { &mut *count }, 1);
+    }
 }
 
 #[inline(always)]

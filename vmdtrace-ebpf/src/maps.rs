@@ -3,7 +3,7 @@
 
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE,
-    btf_maps::{Array, HashMap, LruHashMap, Queue, RingBuf},
+    btf_maps::{Array, HashMap, LruHashMap, PerCpuHashMap, Queue, RingBuf},
     macros::btf_map,
 };
 use vmdtrace_common::{
@@ -43,6 +43,10 @@ pub(crate) static REQUEST_LAYOUT: Array<RequestLayout, 1, MAPPED> = Array::new()
 /// Time-outs and lost interrupts by disk.
 #[btf_map]
 pub(crate) static LOSSES: HashMap<DiskKey, DiskLosses, { loss::MAX_DISKS }> = HashMap::new();
+
+/// Completions outside any handler by disk.
+#[btf_map]
+pub(crate) static OUTSIDE: PerCpuHashMap<DiskKey, u64, { loss::MAX_DISKS }> = PerCpuHashMap::new();
 
 #[btf_map]
 pub(crate) static LOSS_TOTALS: Array<LossTotals, 1, MAPPED> = Array::new();

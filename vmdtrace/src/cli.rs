@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{compare, diagnose, doctor, record, replay, serve, topology};
+use crate::commands::{compare, diagnose, doctor, generate, record, replay, serve, topology};
 
 /// What interrupts do behind an Intel VMD.
 #[derive(Debug, Parser)]
@@ -28,4 +28,6 @@ pub enum Command {
     Replay(replay::Args),
     Diagnose(diagnose::Args),
     Compare(compare::Args),
+    #[command(hide = true)]
+    Generate(generate::Args),
 }

@@ -10,19 +10,22 @@
 //! ```
 //!
 //! `web/` serves the metrics, `uevent/` tells the source of Snapshots when devices
-//! and modules come and go.
+//! and modules come and go. `config/` reads a file of settings, `service_manager`
+//! talks to systemd.
 //!
 //! Nothing above the [`snapshot::Snapshot`] knows aya, nothing below it knows
 //! Prometheus.
 
 pub mod cli;
 pub mod commands;
+pub mod config;
 pub mod diagnose;
 pub mod host;
 pub mod logging;
 pub mod memory;
 pub mod metrics;
 pub mod probes;
+pub mod service_manager;
 pub mod snapshot;
 pub mod uevent;
 pub mod web;

@@ -4,7 +4,7 @@ use std::{process::ExitCode, sync::Arc};
 
 use clap::Parser as _;
 use vmdtrace::cli::{Cli, Command};
-use vmdtrace::commands::{compare, diagnose, doctor, record, replay, serve, topology};
+use vmdtrace::commands::{compare, diagnose, doctor, generate, record, replay, serve, topology};
 use vmdtrace::logging;
 use vmdtrace::snapshot::live::Live;
 
@@ -23,6 +23,7 @@ fn main() -> ExitCode {
             .and_then(|()| diagnose::run(args, |options| Ok(Arc::new(Live::open(options)?))))
             .map(done),
         Command::Compare(args) => compare::run(&args).map(done),
+        Command::Generate(args) => generate::run(&args).map(done),
         Command::Doctor(args) => doctor::run(&args, Live::open),
     };
     match result {

@@ -99,15 +99,17 @@ fn vector() -> LineCounts {
 #[test]
 fn serves_until_sigterm_and_sleeps_between_scrapes() {
     let (first, second) = (free_port(), free_port());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("settings.yaml");
+    fs::write(&file, "level: timing\nno-kprobes: true\n").unwrap();
     let arguments = [
         "vmdtrace",
         "serve",
+        &format!("--config.file={}", file.display()),
         &format!("--web.listen-address=127.0.0.1:{first}"),
         &format!("--web.listen-address=localhost:{second}"),
         "--also-lines=virtio*",
-        "--metrics.lines",
         "--level=counters",
-        "--no-kprobes",
         "--log.level=warn",
     ];
     let Command::Serve(args) = Cli::try_parse_from(arguments).unwrap().command else {
@@ -138,7 +140,14 @@ fn serves_until_sigterm_and_sleeps_between_scrapes() {
     assert!(metrics.contains("vmdtrace_build_info{"), "{metrics}");
     let line = "vmdtrace_line_hardware_interrupts_total\
                 {controller=\"\",disk=\"\",irq=\"41\",action=\"vmd0\"} 7\n";
-    assert!(metrics.contains(line), "{metrics}");
+    assert!(!metrics.contains(line), "{metrics}");
+    fs::write(&file, "metrics.lines: true\n").unwrap();
+    kill(Pid::this(), Signal::SIGHUP).unwrap();
+    let started = Instant::now();
+    while !get(second, "/metrics").unwrap().contains(line) {
+        assert!(started.elapsed() < PATIENCE, "SIGHUP changed nothing");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     assert!(get(first, "/readyz").unwrap().contains("200 OK"));
     // What changed before the daemon listened for changes was not missed.
     assert!(source.attach_pending.load(Ordering::SeqCst) > 0);

@@ -184,6 +184,51 @@ fn doctor_says_what_it_cannot_see(program: &Program) {
     }
 }
 
+/// Of the check of the kernel's list of symbols, as a user without privileges sees it
+/// with this standard input.
+fn symbols_seen(program: &Program, stdin: Stdio) -> serde_json::Value {
+    let output = program
+        .command(&["doctor", "--output=json"])
+        .stdin(stdin)
+        .output()
+        .unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let checks = report["checks"].as_array().unwrap();
+    let check = checks.iter().find(|it| it["id"] == "kernel.kallsyms");
+    check.unwrap_or_else(|| panic!("{report:#}")).clone()
+}
+
+/// Addresses are shown by who opened the list.
+fn symbols_that_root_opened_are_seen(program: &Program) -> Result<(), String> {
+    let hidden = symbols_seen(program, Stdio::null());
+    let list = fs::File::open("/proc/kallsyms").map_err(|error| error.to_string())?;
+    let shown = symbols_seen(program, list.into());
+    if shown == hidden {
+        return Err(format!(
+            "this kernel shows root and others the same: {}",
+            shown["found"]
+        ));
+    }
+    assert_ne!(hidden["state"], "good", "{hidden:#}");
+    assert_eq!(shown["state"], "good", "{shown:#}");
+    Ok(())
+}
+
+fn symbols_trial(program: &Arc<Program>, obstacle: Option<String>) -> Trial {
+    let program = Arc::clone(program);
+    let obstacle = obstacle.or_else(|| (!geteuid().is_root()).then(|| "needs root".to_owned()));
+    Trial::ignorable_test("symbols_that_root_opened_are_seen", move || {
+        let result = match obstacle {
+            Some(reason) => Err(reason),
+            None => symbols_that_root_opened_are_seen(&program),
+        };
+        Ok(match result {
+            Ok(()) => Completion::Completed,
+            Err(reason) => Completion::ignored_with(reason),
+        })
+    })
+}
+
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // The runs share the files of their output.
@@ -216,5 +261,8 @@ fn main() -> ExitCode {
             doctor_says_what_it_cannot_see,
         ),
     ];
-    libtest_mimic::run(&arguments, trials).exit_code()
+    let trials = trials
+        .into_iter()
+        .chain([symbols_trial(&program, obstacle)]);
+    libtest_mimic::run(&arguments, trials.collect()).exit_code()
 }

@@ -19,7 +19,7 @@ use vmdtrace::host::topology::Topology;
 use vmdtrace::metrics::Detail;
 use vmdtrace::snapshot::source::{SnapshotError, SnapshotSource};
 use vmdtrace::snapshot::{Counters, Host, Probe, ProbeState, Snapshot, probes};
-use vmdtrace::web::{Limits, serve};
+use vmdtrace::web::{Answering, Control, Limits, control, serve};
 
 /// Longer than anything here takes; only a failure waits for it.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -126,6 +126,7 @@ impl SnapshotSource for FakeSource {
 struct Server {
     addresses: Vec<SocketAddr>,
     source: Arc<FakeSource>,
+    control: Control,
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
@@ -142,16 +143,19 @@ impl Server {
             .collect();
         let source = Arc::new(source);
         let (stop, stopped) = oneshot::channel();
+        let (control, controlled) = control();
         let task = tokio::spawn(serve(
             listeners,
             Arc::clone(&source) as _,
             Detail::default(),
             limits,
+            controlled,
             stopped,
         ));
         Self {
             addresses,
             source,
+            control,
             stop,
             task,
         }
@@ -240,6 +244,42 @@ async fn a_scrape_is_one_fresh_snapshot() {
     server.get("/metrics").await;
     assert_eq!(server.source.taken.load(Ordering::SeqCst), 2);
     server.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_answered_changes_while_it_serves() {
+    let limits = Limits {
+        max_requests: 1,
+        ..Limits::default()
+    };
+    let server = Server::start(FakeSource::closed(), limits).await;
+    assert!(server.control.accepts().await);
+    let first = server.send(&get("/metrics")).await;
+    server.source.held_back(1).await;
+    assert_eq!(server.get("/metrics").await.status, 503);
+
+    let answering = Answering {
+        detail: Detail::default(),
+        max_requests: 2,
+    };
+    assert!(server.control.change(answering).await);
+    assert!(server.control.accepts().await);
+    let more = [
+        server.send(&get("/metrics")).await,
+        server.send(&get("/metrics")).await,
+    ];
+    server.source.held_back(3).await;
+    assert_eq!(server.get("/metrics").await.status, 503);
+    server.source.open_gate();
+    assert_eq!(Response::read(first).await.status, 200);
+    for stream in more {
+        assert_eq!(Response::read(stream).await.status, 200);
+    }
+
+    let control = server.control.clone();
+    server.stop().await;
+    assert!(!control.accepts().await);
+    assert!(!control.change(answering).await);
 }
 
 #[tokio::test]

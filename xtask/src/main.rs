@@ -18,6 +18,7 @@ struct Cli {
 enum Command {
     Setup(commands::setup::Args),
     Build(commands::build::Args),
+    Package(commands::package::Args),
     Dashboards(commands::dashboards::Args),
     Demo(commands::demo::Args),
     Lab(commands::lab::Args),
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Setup(args) => commands::setup::run(&args),
         Command::Build(args) => commands::build::run(&args),
+        Command::Package(args) => commands::package::run(&args),
         Command::Dashboards(args) => commands::dashboards::run(&args),
         Command::Demo(args) => commands::demo::run(&args),
         Command::Lab(args) => commands::lab::run(&args),

@@ -3,6 +3,7 @@
 pub mod compare;
 pub mod diagnose;
 pub mod doctor;
+pub mod generate;
 pub mod output;
 pub mod record;
 pub mod replay;

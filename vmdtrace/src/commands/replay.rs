@@ -111,6 +111,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         detail,
         Limits::default(),
         Devices::Ignore,
+        || {
+            tracing::warn!("SIGHUP: a replay has no settings to read again");
+            None
+        },
     )
 }
 

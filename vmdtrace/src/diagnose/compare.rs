@@ -16,12 +16,25 @@ pub struct Comparison {
     pub same: Vec<Difference>,
     /// What only one of them has.
     pub missing: Vec<&'static str>,
+    /// Which part of a request takes longer. Absent where times are not sampled
+    /// in both, or the request takes no longer.
+    pub stage: Option<Stage>,
     /// By how much a rate differs by chance, as a share of it: twice the
     /// standard error, from the spread inside each recording. Absent where one
     /// has too few Snapshots to tell.
     pub noise: Option<f64>,
     /// Why they are not of the same load, and what can be compared still.
     pub cautions: Vec<String>,
+}
+
+/// The part of a request by which it takes longer, most of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Stage {
+    pub name: &'static str,
+    /// How much longer it takes, in microseconds.
+    pub grew_us: f64,
+    /// How much longer both parts take together.
+    pub both_us: f64,
 }
 
 /// A number in both windows.
@@ -126,10 +139,35 @@ impl Comparison {
             changed,
             same,
             missing,
+            stage: stage(slower.1, faster.1, least),
             noise,
             cautions: cautions(slower.1, faster.1, thresholds),
         }
     }
+}
+
+/// `least` is the factor by which something differs beyond noise.
+fn stage(slower: &Group, faster: &Group, least: f64) -> Option<Stage> {
+    let waiting = slower.completion_us? - faster.completion_us?;
+    let handling = slower.handling_us? - faster.handling_us?;
+    let before = faster.completion_us? + faster.handling_us?;
+    let both_us = waiting + handling;
+    let (name, grew_us) = if waiting >= handling {
+        (
+            "start to completion: the disk, and what is between it and the CPU",
+            waiting,
+        )
+    } else {
+        (
+            "completion to end: softirqs, and CPUs that are told by others",
+            handling,
+        )
+    };
+    (both_us > before * (least - 1.0)).then_some(Stage {
+        name,
+        grew_us,
+        both_us,
+    })
 }
 
 fn cautions(slower: &Group, faster: &Group, thresholds: &Thresholds) -> Vec<String> {
@@ -237,8 +275,61 @@ mod tests {
         assert_eq!(comparison.missing, ["runs for nothing"]);
         assert_eq!(comparison.cautions, [""; 0]);
         assert_eq!(comparison.noise, None);
+        // 906 against 442.5 us to the completion, 5 us after it in both.
+        let stage = comparison.stage.unwrap();
+        assert!(stage.name.starts_with("start to completion"), "{stage:?}");
+        assert!((stage.both_us - 463.5).abs() < 1.0, "{stage:?}");
         let factors: Vec<f64> = comparison.changed.iter().map(Difference::factor).collect();
         assert!(factors.is_sorted_by(|a, b| a >= b), "{factors:?}");
+    }
+
+    #[test]
+    fn the_stage_that_grew() {
+        let fast = Scene::default();
+        let slow = |latency_us, handling_us| Scene {
+            iops_per_disk: 200_000,
+            latency_us,
+            handling_us,
+            ..Scene::default()
+        };
+        let stage = |slow: &Scene| compared(slow, &fast, None).stage;
+        // 84 and 1 us in the faster one; 4.25 us more are noise.
+        assert_eq!(stage(&slow(89.0, 1.0)), None);
+        let grew = stage(&slow(90.0, 2.0)).unwrap();
+        assert!(grew.name.starts_with("start to completion"), "{grew:?}");
+        let grew = stage(&slow(106.0, 21.5)).unwrap();
+        assert!(grew.name.starts_with("completion to end"), "{grew:?}");
+        assert!((grew.grew_us - 20.5).abs() < 0.1, "{grew:?}");
+        assert!((grew.both_us - 21.0).abs() < 0.1, "{grew:?}");
+    }
+
+    /// Before and after a kernel: dearer I/O is told by what differs; the other
+    /// way round, too.
+    #[test]
+    fn another_kernel() {
+        let old = Scene::default();
+        let work = crate::diagnose::scene::Work {
+            user: 0.10,
+            system: 0.22,
+            softirq: 0.03,
+        };
+        let new = Scene {
+            kernel: "6.18.1-amd64",
+            iops_per_disk: 200_000,
+            latency_us: 106.0,
+            on_serving: work,
+            elsewhere: work,
+            ..Scene::default()
+        };
+        let thresholds = Thresholds::default();
+        for (one, other) in [(&old, &new), (&new, &old)] {
+            let diagnosis = Diagnosis::of_two(picture(one), picture(other), &thresholds);
+            let supported: Vec<_> = diagnosis.supported().collect();
+            assert_eq!(supported.len(), 1, "{supported:?}");
+            assert_eq!(supported[0].id, "h8-kernel");
+            let differs = "kernel 6.18.1-amd64 against 6.12.74-amd64";
+            assert!(supported[0].why.contains(differs), "{}", supported[0].why);
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The per-CPU cache of bios is empty where bios are allocated, because they are
-//! freed in softirqs of other CPUs.
+//! freed in softirqs, or on other CPUs, whose caches are full.
 
 use super::{Case, Explanation, Judgement, Kind, Remedy, percent};
 
@@ -38,6 +38,20 @@ fn judge(case: &Case<'_>) -> Judgement {
                 percent(softirq)
             ))
         }
+        // A cache holds no more than `ALLOC_CACHE_MAX` (block/bio.c). One that stays full
+        // gets more bios than its CPU takes: those that take them are others.
+        (Some(hits), _)
+            if bio
+                .overflow_share
+                .is_some_and(|overflow| overflow >= thresholds.bio_softirq) =>
+        {
+            Judgement::supported(format!(
+                "only {} of the eligible bios hit the cache, and {} of those with a cache are freed \
+                 on a CPU whose cache is full: not on the one that allocates them",
+                percent(hits),
+                percent(bio.overflow_share.unwrap_or_default())
+            ))
+        }
         (Some(hits), _) => Judgement::possible(
             format!("only {} of the eligible bios hit the cache", percent(hits)),
             "the contexts bios are freed in, and on which CPU",
@@ -48,6 +62,11 @@ fn judge(case: &Case<'_>) -> Judgement {
         .with(
             "freed in softirqs",
             bio.softirq_share,
+            "of bios with a cache",
+        )
+        .with(
+            "freed where the cache is full",
+            bio.overflow_share,
             "of bios with a cache",
         )
         .with("eligible", bio.eligible_share, "of all bios")

@@ -252,6 +252,19 @@ fn starved_cache() {
     assert_eq!(starved(499, 500), Supported);
     assert_eq!(starved(500, 500), Contradicted);
     assert_eq!(starved(499, 499), Possible);
+    // Freed in the interrupts of one CPU, whose cache is full of them.
+    let overflowing = |hits: u64, overflow: u64| {
+        let mut window = bios(BioRegime::OptIn, hits, 1000 - hits, 0, (0, 1000 - overflow));
+        window.counters.bio.frees.push(BioFrees {
+            destination: BioDestination::SlabOverflow,
+            context: BioContext::Hardirq,
+            count: overflow,
+        });
+        verdict(&of(&window), "bio-cache-starved")
+    };
+    assert_eq!(overflowing(499, 500), Supported);
+    assert_eq!(overflowing(500, 500), Contradicted);
+    assert_eq!(overflowing(499, 499), Possible);
     // It is never said to be more than it is.
     let diagnosis = of(&bios(BioRegime::DefaultOn, 10, 990, 0, (990, 10)));
     assert_eq!(supported(&diagnosis), ["bio-cache-starved"]);

@@ -65,6 +65,8 @@ pub struct BioUse {
     pub hit_share: Option<f64>,
     /// Frees in softirqs, of those of bios with a cache.
     pub softirq_share: Option<f64>,
+    /// Frees on a CPU whose own cache is full, likewise.
+    pub overflow_share: Option<f64>,
 }
 
 /// One VMD controller with its disks, or all disks that are behind none.
@@ -292,7 +294,7 @@ fn bio(window: &Window) -> Option<BioUse> {
     if counted.kmallocs {
         all += counts.kmallocs as f64;
     }
-    let (mut softirq, mut cached) = (0.0, 0.0);
+    let (mut softirq, mut overflow, mut cached) = (0.0, 0.0, 0.0);
     for frees in &counts.frees {
         let count = frees.count as f64;
         match frees.destination {
@@ -300,9 +302,11 @@ fn bio(window: &Window) -> Option<BioUse> {
                 softirq += count;
                 cached += count;
             }
-            BioDestination::OwnList | BioDestination::IrqList | BioDestination::SlabOverflow => {
+            BioDestination::SlabOverflow => {
+                overflow += count;
                 cached += count;
             }
+            BioDestination::OwnList | BioDestination::IrqList => cached += count,
             BioDestination::NotCached | BioDestination::Kfree | BioDestination::Unknown => {}
         }
     }
@@ -311,6 +315,7 @@ fn bio(window: &Window) -> Option<BioUse> {
         eligible_share: ratio(eligible, all),
         hit_share: ratio(hits, eligible),
         softirq_share: ratio(softirq, cached).filter(|_| counted.frees && counted.contexts),
+        overflow_share: ratio(overflow, cached).filter(|_| counted.frees && counted.contexts),
     })
 }
 
@@ -527,7 +532,9 @@ impl<'a> Parts<'a> {
     }
 
     fn sum(&self, count: impl Fn(&LineCounts) -> u64) -> f64 {
-        self.lines.iter().map(|line| count(line) as f64).sum()
+        // Not `sum`: of nothing that is -0.
+        let counts = self.lines.iter().map(|line| count(line) as f64);
+        counts.fold(0.0, |sum, count| sum + count)
     }
 
     fn group(&self, cpus: &[CpuUse], thresholds: &Thresholds) -> Group {

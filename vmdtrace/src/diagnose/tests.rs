@@ -28,6 +28,14 @@ fn nothing_known_nothing_claimed() {
 }
 
 #[test]
+fn no_interrupts_are_none_and_not_less() {
+    let mut window = Scene::default().window();
+    window.counters.lines.clear();
+    let interrupts = of(&window).picture.groups[0].interrupts.unwrap();
+    assert!(interrupts == 0.0 && interrupts.is_sign_positive());
+}
+
+#[test]
 fn without_probes_or_the_kernels_counts_little_is_told() {
     let full = super::matrix::full_cpus();
     assert_eq!(supported(&diagnosis(&full, None)), ["h1-cpu-time"]);

@@ -74,7 +74,7 @@ thresholds! {
     other_node_high = 0.81, "of the interrupt time", "Even over two nodes it is a half, over four three quarters: beyond that most of it was put there.";
     config_read_ns = 800.0, "ns per child", "A read over PCI Express takes about a microsecond, the loop over children without one some ten nanoseconds (our estimate).";
     bio_hits = 0.50, "of eligible bios", "A load that fills its own cache hits nearly always.";
-    bio_softirq = 0.50, "of freed bios with a cache", "What is freed in a softirq goes to the slab (`bio_put_percpu_cache` in block/bio.c), so at half the cache cannot be refilled.";
+    bio_softirq = 0.50, "of freed bios with a cache", "What is freed in a softirq, or where the cache is full, goes to the slab (`bio_put_percpu_cache` in block/bio.c), so at half the cache cannot be refilled.";
     rate_changed = 1.25, "times the smaller rate", "As latency_grew, which it is the other side of (Little).";
     change_floor = 0.05, "of the smaller number", "Runs of the same load differ by up to a few per cent even where the spread inside each is smaller.";
     cpu_time_same = 1.10, "times the CPU time per I/O", "Within the spread of runs. Between this and cpu_time_grew nothing is claimed.";
@@ -96,9 +96,11 @@ pub enum ThresholdError {
         value: String,
     },
     #[error(
-        "{low} ({low_value}) must not be above {high} ({high_value}): between them nothing is claimed"
+        "line {line}: {low} ({low_value}) must not be above {high} ({high_value}), since between \
+         them nothing is claimed: change the other one, too"
     )]
     Order {
+        line: usize,
         low: &'static str,
         low_value: String,
         high: &'static str,
@@ -114,7 +116,7 @@ impl Thresholds {
     /// At the first line that is not understood, with its number.
     pub fn parse(text: &str) -> Result<Self, ThresholdError> {
         let mut thresholds = Self::default();
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = std::collections::BTreeMap::new();
         for (index, raw) in text.lines().enumerate() {
             let line = index + 1;
             let content = raw.split_once('#').map_or(raw, |(before, _)| before).trim();
@@ -134,7 +136,7 @@ impl Thresholds {
                     name: name.to_owned(),
                 });
             };
-            if !seen.insert(name) {
+            if seen.insert(name, line).is_some() {
                 return Err(ThresholdError::Twice {
                     line,
                     name: name.to_owned(),
@@ -151,10 +153,12 @@ impl Thresholds {
                 }
             }
         }
-        thresholds.ordered()
+        let line_of = |name: &str| seen.get(name).copied();
+        thresholds.ordered(line_of)
     }
 
-    fn ordered(self) -> Result<Self, ThresholdError> {
+    /// `line_of` is where a threshold was given, if it was.
+    fn ordered(self, line_of: impl Fn(&str) -> Option<usize>) -> Result<Self, ThresholdError> {
         for (low, low_value, high, high_value) in [
             ("cpu_free", self.cpu_free, "cpu_full", self.cpu_full),
             (
@@ -190,6 +194,8 @@ impl Thresholds {
         ] {
             if low_value > high_value {
                 return Err(ThresholdError::Order {
+                    // The defaults are in order, so one of them was given.
+                    line: line_of(low).max(line_of(high)).unwrap_or_default(),
                     low,
                     low_value: low_value.to_string(),
                     high,
@@ -241,7 +247,15 @@ mod tests {
             ),
             (
                 "cpu_free = 0.95",
-                "cpu_free (0.95) must not be above cpu_full (0.9)",
+                "line 1: cpu_free (0.95) must not be above cpu_full (0.9), since",
+            ),
+            (
+                "cpu_full = 0.6\n#\ncpu_free = 0.65",
+                "line 3: cpu_free (0.65) must not be above cpu_full (0.6), since",
+            ),
+            (
+                "latency_grew = 1.05",
+                "line 1: latency_same (1.1) must not be above latency_grew (1.05), since",
             ),
         ] {
             let error = Thresholds::parse(text).unwrap_err().to_string();
@@ -251,7 +265,7 @@ mod tests {
 
     #[test]
     fn defaults_are_in_order() {
-        assert!(Thresholds::default().ordered().is_ok());
+        assert!(Thresholds::default().ordered(|_| None).is_ok());
         assert!(ALL.iter().all(|it| !it.reason.is_empty()));
     }
 }

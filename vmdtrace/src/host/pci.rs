@@ -25,7 +25,9 @@ pub(super) struct PciDevice {
 #[derive(Debug)]
 pub(super) struct PciDevices {
     devices: BTreeMap<PciAddress, PciDevice>,
-    /// Addresses bound to the driver `vmd`.
+    /// Addresses bound to the driver `vmd`, or with a root bus below: when the driver
+    /// lets go of a VMD, sysfs says so before the disks behind it are gone
+    /// (`__device_release_driver` in drivers/base/dd.c).
     vmds: BTreeSet<PciAddress>,
 }
 
@@ -79,6 +81,9 @@ pub(super) fn read(files: &mut Files, roots: &Roots) -> PciDevices {
             );
         }
     }
+    // No other PCI device has a root bus below it.
+    let above = devices.values().filter_map(PciDevice::above_root_bus);
+    vmds.extend(above.filter(|address| devices.contains_key(address)));
     PciDevices { devices, vmds }
 }
 
@@ -91,7 +96,7 @@ impl PciDevices {
         self.devices.get(address)
     }
 
-    /// Whether the driver `vmd` holds it.
+    /// Whether the driver `vmd` holds it, or is about to let it go.
     pub(super) fn is_vmd(&self, address: &PciAddress) -> bool {
         self.vmds.contains(address)
     }
@@ -129,6 +134,20 @@ impl PciDevice {
             .join("type");
         files.text(&path).filter(|kind| !kind.is_empty())
     }
+
+    /// The PCI device that this one's root bus is below.
+    fn above_root_bus(&self) -> Option<PciAddress> {
+        let mut above = None;
+        for component in &self.place {
+            let component = component.to_string_lossy();
+            if above.is_some() && root_bus_domain(&component).is_some() {
+                return above;
+            }
+            above = PciAddress::parse(&component);
+        }
+        None
+    }
+
     /// The PCI domain below `vmd` as this device's place tells it.
     pub(super) fn domain_below(&self, vmd: &PciAddress) -> Option<String> {
         let mut components = self

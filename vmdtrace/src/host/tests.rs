@@ -362,6 +362,25 @@ fn a_vmd_that_its_driver_does_not_hold() {
     }
 }
 
+/// The driver lets go of the VMD: sysfs says so first, then its disks go.
+#[test]
+fn a_vmd_that_is_let_go_has_its_disks_until_they_are_gone() {
+    for remap in [true, false] {
+        let tree = Server {
+            remap,
+            disks: 2,
+            ..Server::default()
+        }
+        .build();
+        let before = tree.read();
+        tree.remove("sys/bus/pci/drivers/vmd/0000:97:00.5");
+        tree.remove(&format!("sys/devices/{VMD_PLACE}/driver"));
+        let after = tree.read();
+        assert_eq!(after.controllers, before.controllers);
+        assert_eq!(after.disks, before.disks);
+    }
+}
+
 #[test]
 fn disks_without_a_vmd() {
     let tree = Tree::new();

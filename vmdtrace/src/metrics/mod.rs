@@ -19,6 +19,7 @@ mod lines;
 mod loss;
 mod msi;
 pub mod openmetrics;
+mod outside;
 mod placement;
 mod probes;
 mod process;
@@ -75,6 +76,7 @@ fn collect(
         lines,
         cpus,
         losses,
+        outside,
         msi,
         bio,
         samples: _,
@@ -111,6 +113,7 @@ fn collect(
             }
             Collector::Disks if is_whole => {
                 placement::add(topology, counters, owned(), Part::Disks, counted, families);
+                outside::add(topology, outside, counted, families);
                 loss::add(topology, losses, Part::Disks, counted, families);
                 msi::add(snapshot, msi, Part::Disks, counted, families);
             }

@@ -144,6 +144,7 @@ fn add_times(
         lines: _,
         cpus: _,
         losses: _,
+        outside: _,
         msi: _,
         bio: _,
         samples,

@@ -15,8 +15,8 @@ use crate::snapshot::recording::Reader;
 use crate::snapshot::source::{SnapshotError, SnapshotSource};
 use crate::snapshot::{
     BioCounts, CpuCounts, DiskLosses, DiskSamples, LineCounts, LineKind, LossCounts, Losses,
-    MsiCounts, MsiOperation, OperationCount, Probe, ProbeState, Remote, RunCounts, SampleCounts,
-    Times, probes,
+    MsiCounts, MsiOperation, OperationCount, OutsideCompletions, Probe, ProbeState, Remote,
+    RunCounts, SampleCounts, Times, probes,
 };
 
 const REMAP: &str = "0000:97:00.5";
@@ -357,6 +357,16 @@ fn cpus() -> Vec<CpuCounts> {
     ]
 }
 
+/// The rest of the CPUs' 7 is of nobody known.
+fn outside() -> Vec<OutsideCompletions> {
+    let of = |controller: Option<&str>, disk: &str, count| OutsideCompletions {
+        controller: controller.map(|it| PciAddress(it.into())),
+        disk: disk.into(),
+        count,
+    };
+    vec![of(Some(REMAP), "nvme0", 4), of(None, "nvme9", 2)]
+}
+
 /// Two late commands of a disk behind the VMD, one of them done; one of a disk
 /// that is gone; one of nobody knows what.
 fn losses() -> Losses {
@@ -507,6 +517,7 @@ fn snapshot() -> Snapshot {
             lines: lines(),
             cpus: cpus(),
             losses: losses(),
+            outside: outside(),
             msi: msi(),
             samples: samples(),
             other_samples: other_samples(),

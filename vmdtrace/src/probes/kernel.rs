@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
+    fs,
     io::{self, BufRead, BufReader},
     path::Path,
 };
@@ -11,6 +11,7 @@ use std::{
 use super::{
     bio::{self, BioLayout},
     btf::{Btf, BtfError},
+    kallsyms,
 };
 use crate::{host::Roots, snapshot::ProbeState};
 
@@ -106,7 +107,7 @@ impl KernelLayout {
                     bio::BLKDEV_DIO_POOL,
                     bio::preempt_count_symbol(&btf),
                 ];
-                let symbols = Symbols::read(&roots.procfs.join("kallsyms"), &wanted);
+                let symbols = Symbols::read(&roots.procfs, &wanted);
                 Self::find(&btf, &symbols)
             }
             Err(reason) => Self {
@@ -181,16 +182,16 @@ pub struct Symbols {
 }
 
 impl Symbols {
-    /// Looks for symbols in a file such as /proc/kallsyms, up to the modules'.
+    /// Looks for symbols in the kernel's list, up to the modules'.
     #[must_use]
-    pub fn read(path: &Path, wanted: &[&str]) -> Self {
-        let read = File::open(path).and_then(|file| {
+    pub fn read(procfs: &Path, wanted: &[&str]) -> Self {
+        let read = kallsyms::open(procfs).and_then(|file| {
             // The kernel formats each line as it is read, a page at a time.
             Self::find(BufReader::with_capacity(1 << 16, file), wanted)
         });
         read.unwrap_or_else(|error| Self {
             addresses: BTreeMap::new(),
-            failure: Some(format!("{}: {error}", path.display())),
+            failure: Some(format!("{}: {error}", procfs.join("kallsyms").display())),
         })
     }
 

@@ -8,7 +8,8 @@ use vmdtrace_common::{DiskKey, LossTotals};
 
 use super::mapped::MappedArray;
 
-const KEY_BYTES: usize = size_of::<DiskKey>();
+/// Of a [`DiskKey`].
+pub(super) const DISK_KEY_BYTES: usize = size_of::<DiskKey>();
 
 /// What names a disk to the programs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -40,7 +41,7 @@ pub fn read(ebpf: &Ebpf, totals: &MappedArray<LossTotals>) -> anyhow::Result<Los
     let map = ebpf
         .map("LOSSES")
         .ok_or_else(|| anyhow::anyhow!("the eBPF object has no map LOSSES"))?;
-    let map: maps::HashMap<_, [u8; KEY_BYTES], Counts> = map.try_into()?;
+    let map: maps::HashMap<_, [u8; DISK_KEY_BYTES], Counts> = map.try_into()?;
     let totals = totals.get(0).unwrap_or_default();
     let mut losses = LossesByName {
         unassigned: [
@@ -55,13 +56,13 @@ pub fn read(ebpf: &Ebpf, totals: &MappedArray<LossTotals>) -> anyhow::Result<Los
     }
     for entry in &map {
         let (key, counts) = entry?;
-        losses.disks.insert(name(&key), counts);
+        losses.disks.insert(disk_name(&key), counts);
     }
     Ok(losses)
 }
 
 /// The bytes of a [`DiskKey`].
-fn name(key: &[u8; KEY_BYTES]) -> DiskName {
+pub(super) fn disk_name(key: &[u8; DISK_KEY_BYTES]) -> DiskName {
     let [a, b, c, d, device @ ..] = key;
     match u32::from_ne_bytes([*a, *b, *c, *d]).checked_sub(1) {
         Some(number) => DiskName::Number(number),
@@ -80,14 +81,14 @@ mod tests {
 
     #[test]
     fn keys_are_read_as_the_programs_write_them() {
-        let mut key = [0; KEY_BYTES];
-        assert_eq!(name(&key), DiskName::Unknown);
+        let mut key = [0; DISK_KEY_BYTES];
+        assert_eq!(disk_name(&key), DiskName::Unknown);
         key[..4].copy_from_slice(&1u32.to_ne_bytes());
-        assert_eq!(name(&key), DiskName::Number(0));
-        let mut key = [0; KEY_BYTES];
+        assert_eq!(disk_name(&key), DiskName::Number(0));
+        let mut key = [0; DISK_KEY_BYTES];
         key[std::mem::offset_of!(DiskKey, block_device)..][..7].copy_from_slice(b"nvme0n1");
-        assert_eq!(name(&key), DiskName::BlockDevice("nvme0n1".into()));
+        assert_eq!(disk_name(&key), DiskName::BlockDevice("nvme0n1".into()));
         key[4..].fill(b'x');
-        assert_eq!(name(&key), DiskName::BlockDevice("x".repeat(32)));
+        assert_eq!(disk_name(&key), DiskName::BlockDevice("x".repeat(32)));
     }
 }

@@ -9,8 +9,10 @@
 //! - [`names`]: action-name patterns -> the automaton the programs step through.
 //! - [`bio`]: the programs for bios, and what they must know of the kernel.
 //! - [`kernel`], [`requests`], [`btf`]: offsets and addresses of the running kernel.
+//! - [`kallsyms`]: the kernel's list of symbols, which somebody else may have opened.
 //! - [`tracefs`], [`perf`]: kprobes on functions of modules.
 //! - [`losses`]: time-outs and lost interrupts, from a map.
+//! - [`outside`]: completions outside any handler by disk, from a map.
 //! - [`msi`], [`msi_messages`]: operations on interrupts, counted and told.
 //! - [`mapped`]: arrays mapped into this process.
 //! - [`messages`]: the programs' rare messages, to the log.
@@ -23,6 +25,7 @@ pub mod btf;
 pub mod counts;
 pub mod fdinfo;
 pub mod hook;
+pub mod kallsyms;
 pub mod kernel;
 pub mod losses;
 pub mod mapped;
@@ -31,6 +34,7 @@ pub mod msi;
 pub mod msi_messages;
 pub mod names;
 pub mod object;
+pub mod outside;
 pub mod perf;
 pub mod privileges;
 pub mod programs;

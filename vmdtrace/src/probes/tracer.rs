@@ -30,7 +30,9 @@ use super::{
     msi::{self, OperationsByName},
     msi_messages::Messages,
     names::{self, NamesError},
-    object, privileges,
+    object,
+    outside::{self, OutsideByName},
+    privileges,
     programs::{Attachment, HANDLER_PROGRAMS, Kprobes, PROGRAMS, Spec},
     requests, threads,
 };
@@ -206,6 +208,8 @@ struct Attached {
     armed: bool,
     /// Whether nvme_core was loaded when its types were looked for; None before.
     knows_requests: Option<bool>,
+    /// Why completions are taken in threads, if they are.
+    in_threads: Option<String>,
 }
 
 impl std::fmt::Debug for Tracer {
@@ -342,6 +346,7 @@ impl Tracer {
                 ebpf,
                 armed: false,
                 knows_requests: None,
+                in_threads: None,
             }),
             bio_layout,
         };
@@ -375,8 +380,10 @@ impl Tracer {
             kprobes,
             armed,
             knows_requests,
+            in_threads,
         } = &mut *attached;
         let roots = &self.options.roots;
+        *in_threads = threads::interrupts_have_threads(roots);
         // The types are read again only where there may be more of them.
         if *knows_requests != Some(true) {
             let is_loaded = roots.sysfs.join("module/nvme_core").exists();
@@ -458,6 +465,8 @@ impl Tracer {
     /// Devices came or went: names are learned again.
     pub fn raise_generation(&self) {
         self.banks.raise_generation();
+        let in_threads = threads::interrupts_have_threads(&self.options.roots);
+        self.write().in_threads = in_threads;
     }
 
     /// Tells where the CPUs are, by number. Until then, and for CPUs that are not
@@ -523,6 +532,7 @@ impl Tracer {
         Counters {
             // Live joins these with the disks and controllers.
             losses: Losses::default(),
+            outside: Vec::new(),
             msi: MsiCounts::default(),
             samples: samples.collect(),
             other_samples,
@@ -551,6 +561,14 @@ impl Tracer {
     /// If the map cannot be read.
     pub fn losses(&self) -> anyhow::Result<LossesByName> {
         losses::read(&self.read().ebpf, &self.loss_totals)
+    }
+
+    /// Completions outside any handler so far, by disk.
+    ///
+    /// # Errors
+    /// If the map cannot be read.
+    pub fn outside(&self) -> anyhow::Result<OutsideByName> {
+        outside::read(&self.read().ebpf)
     }
 
     /// Operations on interrupts so far.
@@ -599,9 +617,9 @@ impl Tracer {
                 Some("--level counters reads no clock".to_owned()),
             ),
         };
-        let in_handlers = match threads::interrupts_have_threads(&self.options.roots) {
+        let in_handlers = match &attached.in_threads {
             None => (ProbeState::Attached, None),
-            Some(reason) => (ProbeState::NotApplicable, Some(reason)),
+            Some(reason) => (ProbeState::NotApplicable, Some(reason.clone())),
         };
         let context = match &self.bio_layout {
             Ok(layout) => layout.context().err(),

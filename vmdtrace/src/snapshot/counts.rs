@@ -5,8 +5,8 @@
 
 use super::bio::{BioAllocations, BioFrees};
 use super::{
-    CpuCounts, DiskLosses, DiskSamples, LineCounts, LossCounts, MsiCounts, OperationCount, Probe,
-    SampleCounts,
+    CpuCounts, DiskLosses, DiskSamples, LineCounts, LossCounts, MsiCounts, OperationCount,
+    OutsideCompletions, Probe, SampleCounts,
 };
 use crate::host::activity::{CpuActivity, CpuTimes, DiskActivity, IdleUsage};
 
@@ -87,6 +87,12 @@ impl Counts for LossCounts {
 impl Counts for DiskLosses {
     fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
         self.counts.combine(&other.counts, combine);
+    }
+}
+
+impl Counts for OutsideCompletions {
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        self.count = combine(self.count, other.count);
     }
 }
 

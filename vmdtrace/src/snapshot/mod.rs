@@ -340,7 +340,16 @@ pub struct DiskLosses {
     pub counts: LossCounts,
 }
 
-/// The same of all disks. A disk without any is not listed.
+/// Completions of one disk outside any handler.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutsideCompletions {
+    /// The VMD it is behind.
+    pub controller: Option<PciAddress>,
+    pub disk: String,
+    pub count: u64,
+}
+
+/// Time-outs and lost interrupts of all disks. A disk without any is not listed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Losses {
     pub disks: Vec<DiskLosses>,
@@ -397,6 +406,10 @@ pub struct Counters {
     /// Recordings made before there were any have none; their probes say so.
     #[serde(default)]
     pub losses: Losses,
+    /// Of [`CpuCounts::completions_outside`], those whose disk could be told. A disk
+    /// without any is not listed.
+    #[serde(default)]
+    pub outside: Vec<OutsideCompletions>,
     #[serde(default)]
     pub msi: MsiCounts,
     /// Of disks that have any.

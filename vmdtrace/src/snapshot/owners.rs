@@ -287,6 +287,7 @@ impl Owners {
                 other_samples: _,
                 // These have ledgers of their own.
                 losses: _,
+                outside: _,
                 msi: _,
             } = counted();
             self.lines.draw_boundary(lines);

@@ -1,9 +1,9 @@
-//! Who owns what is rare enough to be counted in hash maps: time-outs by disk,
-//! operations on interrupts by controller.
+//! Who owns what is counted in hash maps: time-outs, and completions outside any
+//! handler, by disk; operations on interrupts by controller.
 
 use super::{
     Counters, DiskLosses, LossCounts, Losses, MsiCounts, MsiOperation, OperationCount,
-    attribution::Attribution,
+    OutsideCompletions, attribution::Attribution,
 };
 use crate::{
     host::topology::{PciAddress, Topology},
@@ -11,13 +11,23 @@ use crate::{
         losses::{DiskName, LossesByName},
         msi::{ControllerName, OperationsByName},
         msi_messages::Subject,
+        outside::OutsideByName,
     },
 };
 
-/// Owners of rare things.
+/// What was counted in hash maps, by what the programs call its owners.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ByName {
+    pub(super) losses: LossesByName,
+    pub(super) outside: OutsideByName,
+    pub(super) operations: OperationsByName,
+}
+
+/// Their owners.
 #[derive(Debug, Default)]
 pub(super) struct Rare {
     losses: Attribution<DiskName, DiskOwner, 2>,
+    outside: Attribution<DiskName, DiskOwner, 1>,
     operations: Attribution<ControllerName, PciAddress, { MsiOperation::ALL.len() }>,
 }
 
@@ -59,37 +69,53 @@ fn find_controller(topology: &Topology, name: &ControllerName) -> Option<PciAddr
 
 impl Rare {
     /// Devices came or went; this is what has been counted until now.
-    pub(super) fn changed(&mut self, losses: LossesByName, operations: OperationsByName) {
+    pub(super) fn changed(&mut self, counted: ByName) {
+        let ByName {
+            losses,
+            outside,
+            operations,
+        } = counted;
         self.losses.changed(losses.disks);
+        self.outside.changed(outside);
         self.operations.changed(operations.controllers);
     }
 
     /// Whether something is counted that no reading was asked about.
-    pub(super) fn has_news(&self, losses: &LossesByName, operations: &OperationsByName) -> bool {
-        self.losses.has_news(&losses.disks) || self.operations.has_news(&operations.controllers)
+    pub(super) fn has_news(&self, counted: &ByName) -> bool {
+        let ByName {
+            losses,
+            outside,
+            operations,
+        } = counted;
+        self.losses.has_news(&losses.disks)
+            || self.outside.has_news(outside)
+            || self.operations.has_news(&operations.controllers)
     }
 
     /// Takes note of who has what is counted by a new reading.
-    pub(super) fn hand_over(
-        &mut self,
-        topology: &Topology,
-        losses: &LossesByName,
-        operations: &OperationsByName,
-    ) {
+    pub(super) fn hand_over(&mut self, topology: &Topology, counted: &ByName) {
+        let ByName {
+            losses,
+            outside,
+            operations,
+        } = counted;
         self.losses
             .hand_over(&losses.disks, |name| DiskOwner::find(topology, name));
+        self.outside
+            .hand_over(outside, |name| DiskOwner::find(topology, name));
         self.operations.hand_over(&operations.controllers, |name| {
             find_controller(topology, name)
         });
     }
 
-    pub(super) fn assign(
-        &self,
-        counters: &mut Counters,
-        losses: &LossesByName,
-        operations: &OperationsByName,
-    ) {
+    pub(super) fn assign(&self, counters: &mut Counters, counted: &ByName) {
+        let ByName {
+            losses,
+            outside,
+            operations,
+        } = counted;
         counters.losses = self.losses(losses);
+        counters.outside = self.outside(outside);
         counters.msi = self.msi(operations);
     }
 
@@ -137,6 +163,20 @@ impl Rare {
         }
     }
 
+    fn outside(&self, outside: &OutsideByName) -> Vec<OutsideCompletions> {
+        let owned = self.outside.by_owner(outside).into_iter();
+        owned
+            .filter_map(|(owner, [count])| {
+                let DiskOwner { controller, disk } = owner?;
+                Some(OutsideCompletions {
+                    controller,
+                    disk,
+                    count,
+                })
+            })
+            .collect()
+    }
+
     fn losses(&self, losses: &LossesByName) -> Losses {
         let counts = |[timeouts, lost_interrupts]: [u64; 2]| LossCounts {
             timeouts,
@@ -178,12 +218,21 @@ mod tests {
         losses: &LossesByName,
         operations: &OperationsByName,
     ) -> Counters {
+        let counted = ByName {
+            losses: losses.clone(),
+            outside: losses
+                .disks
+                .iter()
+                .map(|(name, [timeouts, _])| (name.clone(), [10 * timeouts]))
+                .collect(),
+            operations: operations.clone(),
+        };
         let mut rare = Rare::default();
-        assert!(rare.has_news(losses, operations));
-        rare.hand_over(topology, losses, operations);
-        assert!(!rare.has_news(losses, operations));
+        assert!(rare.has_news(&counted));
+        rare.hand_over(topology, &counted);
+        assert!(!rare.has_news(&counted));
         let mut counters = Counters::default();
-        rare.assign(&mut counters, losses, operations);
+        rare.assign(&mut counters, &counted);
         counters
     }
 
@@ -235,6 +284,13 @@ mod tests {
             (timeouts, lost_interrupts)
         };
         assert_eq!((of("nvme0"), of("nvme1")), ((2, 1), (3, 0)));
+        // Those of nobody are in the CPUs' counts alone.
+        let outside: Vec<_> = counters
+            .outside
+            .iter()
+            .map(|it| (it.disk.as_str(), it.count))
+            .collect();
+        assert_eq!(outside, [("nvme0", 20), ("nvme1", 30)]);
         assert_eq!(
             counters.losses.unassigned,
             LossCounts {

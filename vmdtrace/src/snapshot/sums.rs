@@ -45,6 +45,7 @@ impl Snapshot {
                 other_samples: self.counters.other_samples.clone(),
                 bio: self.counters.bio.clone(),
                 losses: self.counters.losses.clone(),
+                outside: self.counters.outside.clone(),
                 msi: self.counters.msi.clone(),
             },
             probes: self.probes.clone(),

@@ -148,6 +148,12 @@ impl Window {
             },
             bio: bio(&earlier.counters.bio, &later.counters.bio)?,
             losses: losses(&earlier.counters.losses, &later.counters.losses)?,
+            outside: keyed(
+                &earlier.counters.outside,
+                &later.counters.outside,
+                |it| (it.controller.clone(), it.disk.clone()),
+                |(_, disk)| format!("completions of {disk} outside handlers"),
+            )?,
             msi: msi(&earlier.counters.msi, &later.counters.msi)?,
         };
         let activity = match (&earlier.activity, &later.activity) {

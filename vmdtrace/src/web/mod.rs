@@ -19,7 +19,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time;
 
@@ -64,6 +64,53 @@ impl Default for Limits {
     }
 }
 
+/// Largest number of requests that may take a Snapshot at the same time.
+pub const MOST_REQUESTS: usize = 256;
+
+/// What is answered, and to how many at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answering {
+    pub detail: Detail,
+    /// As [`Limits::max_requests`].
+    pub max_requests: usize,
+}
+
+/// Reaches a server while it serves.
+#[derive(Clone, Debug)]
+pub struct Control(mpsc::Sender<Message>);
+
+/// The server's end of a [`Control`].
+#[derive(Debug)]
+pub struct Controlled(mpsc::Receiver<Message>);
+
+#[derive(Debug)]
+enum Message {
+    Change(Answering),
+    Ping(oneshot::Sender<()>),
+}
+
+/// A control, and what [`serve`] takes for it.
+#[must_use]
+pub fn control() -> (Control, Controlled) {
+    let (sender, receiver) = mpsc::channel(1);
+    (Control(sender), Controlled(receiver))
+}
+
+impl Control {
+    /// Connections that come from now on are answered so; those that are open end
+    /// as they began. False if the server is gone.
+    pub async fn change(&self, answering: Answering) -> bool {
+        self.0.send(Message::Change(answering)).await.is_ok()
+    }
+
+    /// Whether the part that accepts connections does its work: waits until it says
+    /// so, for ever if it hangs. False if the server is gone.
+    pub async fn accepts(&self) -> bool {
+        let (answer, answered) = oneshot::channel();
+        self.0.send(Message::Ping(answer)).await.is_ok() && answered.await.is_ok()
+    }
+}
+
 /// Serves until `shutdown` is ready, then finishes running requests within
 /// [`Limits::shutdown_time`] and returns.
 pub async fn serve(
@@ -71,15 +118,17 @@ pub async fn serve(
     source: Arc<dyn SnapshotSource>,
     detail: Detail,
     limits: Limits,
+    controlled: Controlled,
     shutdown: impl Future,
 ) {
-    let server = Arc::new(Server {
-        router: routes::router(source, detail, limits.max_requests),
-        limits,
-    });
+    let server = Arc::new(Server { source, limits });
+    let answering = Answering {
+        detail,
+        max_requests: limits.max_requests,
+    };
     let (stop, stopped) = watch::channel(false);
     let mut acceptor = JoinSet::new();
-    acceptor.spawn(server.accept(listeners, stopped));
+    acceptor.spawn(server.accept(listeners, answering, controlled, stopped));
     shutdown.await;
     // Fails only when the acceptor is gone.
     let _gone = stop.send(true);
@@ -97,23 +146,40 @@ pub async fn serve(
 }
 
 struct Server {
-    router: Router,
+    source: Arc<dyn SnapshotSource>,
     limits: Limits,
 }
 
 impl Server {
     /// Accepts until stopped, then waits for the connections there are.
-    async fn accept(self: Arc<Self>, listeners: Vec<TcpListener>, stopped: watch::Receiver<bool>) {
+    async fn accept(
+        self: Arc<Self>,
+        listeners: Vec<TcpListener>,
+        answering: Answering,
+        Controlled(mut messages): Controlled,
+        stopped: watch::Receiver<bool>,
+    ) {
+        let mut router = self.router(answering);
         let mut stop = stopped.clone();
         let mut connections = JoinSet::new();
         loop {
             let may_accept = connections.len() < self.limits.max_connections;
             tokio::select! {
                 () = stop_asked(&mut stop) => break,
+                Some(message) = messages.recv() => match message {
+                    Message::Change(answering) => router = self.router(answering),
+                    // Who asked may be gone.
+                    Message::Ping(answer) => drop(answer.send(())),
+                },
                 Some(_) = connections.join_next(), if !connections.is_empty() => {}
                 accepted = next_connection(&listeners), if may_accept => match accepted {
                     Ok(stream) => {
-                        connections.spawn(Arc::clone(&self).connection(stream, stopped.clone()));
+                        let server = Arc::clone(&self);
+                        connections.spawn(server.connection(
+                            router.clone(),
+                            stream,
+                            stopped.clone(),
+                        ));
                     }
                     // The client's doing: it left before it was accepted.
                     Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
@@ -130,7 +196,20 @@ impl Server {
         while connections.join_next().await.is_some() {}
     }
 
-    async fn connection(self: Arc<Self>, stream: TcpStream, mut stopped: watch::Receiver<bool>) {
+    fn router(&self, answering: Answering) -> Router {
+        let Answering {
+            detail,
+            max_requests,
+        } = answering;
+        routes::router(Arc::clone(&self.source), detail, max_requests)
+    }
+
+    async fn connection(
+        self: Arc<Self>,
+        router: Router,
+        stream: TcpStream,
+        mut stopped: watch::Receiver<bool>,
+    ) {
         let Limits {
             max_requests: _,
             max_connections: _,
@@ -140,7 +219,7 @@ impl Server {
             connection_time,
             shutdown_time: _,
         } = self.limits;
-        let service = TowerToHyperService::new(self.router.clone());
+        let service = TowerToHyperService::new(router);
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .keep_alive(false)

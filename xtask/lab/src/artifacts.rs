@@ -72,6 +72,15 @@ impl Artifacts {
         Modules::open(&self.kernel.modules)?.resolve(names)
     }
 
+    /// A module's file, decompressed.
+    pub(crate) fn module(&self, name: &str) -> Result<Vec<u8>> {
+        let found = self.modules(&[name.to_owned()])?;
+        let found = found.into_iter().find(|module| module.name == name);
+        found
+            .map(|module| module.content)
+            .ok_or_else(|| LabError::Invalid(format!("{name} is built into the kernel")))
+    }
+
     /// The part of the initramfs that is the same for every boot of this kernel.
     pub(crate) fn base(&self) -> Result<Archive> {
         let mut archive = Archive::default();

@@ -47,6 +47,13 @@ impl GuestCommand {
         self
     }
 
+    /// Appends another program and its arguments, for one that runs what it is given.
+    #[must_use]
+    pub fn running(self, other: &Self) -> Self {
+        self.args([other.program.clone()])
+            .args(other.arguments.iter().cloned())
+    }
+
     #[must_use]
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.environment.push((name.into(), value.into()));

@@ -1,5 +1,6 @@
 //! A virtual server from its boot to its end.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -357,6 +358,22 @@ impl Guest {
             length,
         };
         self.expect_done(&format!("zeroing {disk}"), request, Vec::new(), PROMPT)
+    }
+
+    /// The eBPF programs, maps and links that the guest's kernel holds, whoever made
+    /// them, each as `KIND ID`.
+    ///
+    /// # Errors
+    /// When the guest does not answer, or its kernel refuses.
+    pub fn bpf_objects(&self) -> Result<BTreeSet<String>> {
+        let what = "listing eBPF objects";
+        match self.request(what, Request::BpfObjects, Vec::new(), PROMPT)? {
+            (Answer::Content, list) => {
+                let list = String::from_utf8_lossy(&list);
+                Ok(list.lines().map(str::to_owned).collect())
+            }
+            (answer, _) => Err(unexpected(what, &answer)),
+        }
     }
 
     /// Loads a kernel module after those it needs; what is loaded stays.

@@ -36,6 +36,8 @@ pub(crate) fn root(debian: &DebianRoot) -> Result<Archive> {
         let content = fs::read(&master).map_err(LabError::path(&master))?;
         archive.bytes(&format!("/etc/{file}"), 0o644, content);
     }
+    // For dpkg, to which nothing is installed: what is there was only unpacked.
+    archive.bytes("/var/lib/dpkg/status", 0o644, "");
     archive.bytes("/etc/hostname", 0o644, "lab\n");
     archive.bytes("/etc/fstab", 0o644, "");
     // Empty: systemd makes an id, and does not take this for a first boot, at which

@@ -9,7 +9,7 @@ use crate::error::{LabError, Result};
 /// A folder that is removed when it is dropped, but for its logs if they are to be
 /// kept.
 #[derive(Debug)]
-pub(crate) struct Folder {
+pub struct Folder {
     folder: Option<TempDir>,
     keep: bool,
 }
@@ -17,7 +17,10 @@ pub(crate) struct Folder {
 impl Folder {
     /// Makes a folder. Its name tells what it is for and which process made it,
     /// should that be killed.
-    pub(crate) fn new(purpose: &str) -> Result<Self> {
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn new(purpose: &str) -> Result<Self> {
         let parent = std::env::temp_dir();
         let folder = tempfile::Builder::new()
             .prefix(&format!("vmdtrace-{purpose}-{}-", std::process::id()))
@@ -32,7 +35,9 @@ impl Folder {
         })
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
         self.folder.as_ref().map_or(Path::new(""), TempDir::path)
     }
 

@@ -12,15 +12,18 @@ use crate::debian::{PrivateApt, Release, apt};
 use crate::error::{IoContext, Result};
 use crate::{Setup, host};
 
-pub(crate) const ENTRY: &str = "guest-debian";
+pub(crate) const ENTRY: &str = "guest-debian-dpkg";
 const PROVIDE: &str = "There is no other source of the guest's Debian.";
-const WANTED: [&str; 20] = [
+const WANTED: [&str; 24] = [
     "base-files",
     "base-passwd",
     "bash",
     "coreutils",
     "dash",
     "dbus",
+    "diffutils",
+    "dpkg",
+    "findutils",
     "grep",
     "hostname",
     "iproute2",
@@ -29,6 +32,7 @@ const WANTED: [&str; 20] = [
     "login",
     "mount",
     "passwd",
+    "perl-base",
     "procps",
     "sed",
     "systemd",

@@ -14,8 +14,10 @@ pub(crate) const BPFTRACE_ENTRY: &str = "guest-bpftrace";
 pub(crate) const MKE2FS_ENTRY: &str = "guest-mke2fs";
 pub(crate) const HARDIRQS_ENTRY: &str = "hardirqs";
 const HARDIRQS: &str = "/usr/sbin/hardirqs-libbpf";
+pub(crate) const IRQBALANCE_ENTRY: &str = "guest-irqbalance";
 const BPFTRACE: &str = "/usr/bin/bpftrace";
 const MKE2FS: &str = "/usr/sbin/mke2fs";
+const IRQBALANCE: &str = "/usr/sbin/irqbalance";
 const FIO: &str = "/usr/bin/fio";
 const BUSYBOX: &str = "/usr/bin/busybox";
 const PROVIDE: &str = "There is no other source of the guest's programs.";
@@ -67,6 +69,11 @@ pub(crate) fn ensure_hardirqs(setup: &Setup) -> Result<Program> {
 /// Makes file systems for the guest's disks.
 pub(crate) fn ensure_mke2fs(setup: &Setup) -> Result<Program> {
     one_program(setup, MKE2FS_ENTRY, "e2fsprogs", MKE2FS)
+}
+
+/// Moves interrupts from CPU to CPU.
+pub(crate) fn ensure_irqbalance(setup: &Setup) -> Result<Program> {
+    one_program(setup, IRQBALANCE_ENTRY, "irqbalance", IRQBALANCE)
 }
 
 /// A program of one of Debian's packages with its libraries, as an entry of its own.

@@ -108,6 +108,11 @@ impl Setup {
         guest::ensure_hardirqs(self)
     }
 
+    /// irqbalance with its libraries.
+    pub fn guest_irqbalance(&self) -> Result<Program> {
+        guest::ensure_irqbalance(self)
+    }
+
     /// mke2fs, which makes ext4, with its libraries.
     pub fn guest_mke2fs(&self) -> Result<Program> {
         guest::ensure_mke2fs(self)
@@ -198,6 +203,7 @@ impl Setup {
             guest::BPFTRACE_ENTRY.to_owned(),
             guest::MKE2FS_ENTRY.to_owned(),
             guest::HARDIRQS_ENTRY.to_owned(),
+            guest::IRQBALANCE_ENTRY.to_owned(),
             debian_root::ENTRY.to_owned(),
         ] {
             names.extend(self.cache.names_with(&optional)?);

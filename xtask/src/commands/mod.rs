@@ -7,5 +7,6 @@ pub(crate) mod demo;
 pub(crate) mod device;
 pub(crate) mod fuzz;
 pub(crate) mod lab;
+pub(crate) mod package;
 pub(crate) mod setup;
 pub(crate) mod test;

@@ -62,6 +62,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
         setup.guest_programs()?;
         setup.guest_bpftrace()?;
+        setup.guest_irqbalance()?;
         setup.debian_root()?;
         setup.prometheus()?;
         environment.push((LAB_VARIABLE, "1".into()));

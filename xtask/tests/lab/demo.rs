@@ -99,7 +99,7 @@ fn relation(demo: &Shared<Demo>, name: &str, mode: &'static str, holds: fn(&Run)
 
 pub(crate) fn trials() -> (Shared<Demo>, Vec<Trial>) {
     let demo = Shared::new(run_demo);
-    let (shape, clean) = (demo.clone(), demo.clone());
+    let (shape, diagnosed, clean) = (demo.clone(), demo.clone(), demo.clone());
     let trials = vec![
         lab_test(
             "demo::runs_one_disk_and_all_disks_in_both_modes",
@@ -221,6 +221,40 @@ pub(crate) fn trials() -> (Shared<Demo>, Vec<Trial>) {
             assert!(run.completions > 0 && run.completions >= run.child_runs - run.unhandled_runs);
             assert!(run.kernel.starts_with("6.12."), "{}", run.kernel);
         }),
+        lab_test(
+            "demo::its_recordings_are_diagnosed_and_compared",
+            move || {
+                diagnosed.with(|demo| {
+                    let (_, said) = demo.table.split_once("== Diagnosis of ").unwrap();
+                    let chapters: Vec<_> = said.split("\n== ").collect();
+                    let titles: Vec<_> = chapters
+                        .iter()
+                        .filter_map(|chapter| Some(chapter.split_once(" ==\n")?.0))
+                        .collect();
+                    assert_eq!(
+                        titles,
+                        [
+                            "remap, 1 disk",
+                            "Diagnosis of remap, 12 disks",
+                            "Diagnosis of bypass, 1 disk",
+                            "Diagnosis of bypass, 12 disks",
+                            "Comparison of remap, 1 disk and remap, 12 disks",
+                            "Comparison of remap, 1 disk and bypass, 1 disk",
+                            "Comparison of remap, 12 disks and bypass, 12 disks",
+                            "Comparison of bypass, 1 disk and bypass, 12 disks",
+                        ]
+                    );
+                    for chapter in &chapters[..4] {
+                        assert!(chapter.contains("the window: "), "{chapter}");
+                        assert!(chapter.contains("h1-cpu-time"), "{chapter}");
+                    }
+                    for chapter in &chapters[4..] {
+                        assert!(chapter.contains("the faster window: "), "{chapter}");
+                    }
+                });
+                Ok(())
+            },
+        ),
         lab_test("demo::leaves_nothing_behind", move || {
             clean.with(|demo| assert_eq!(demo.left, Vec::<String>::new()));
             Ok(())

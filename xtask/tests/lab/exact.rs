@@ -11,12 +11,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use libtest_mimic::Trial;
 use vmd_device::{Config, DeviceId, FirstBus, Mode, Service};
 use xtask_lab::{
-    Artifacts, GuestCommand, GuestConfig, GuestDisk, Iommu, Sample, Verified, Verify,
-    disk_of_action, experiment, is_vmd_action, native_serial,
+    Artifacts, GuestCommand, GuestConfig, GuestDisk, GuestFile, Iommu, LabError, Sample, Verified,
+    Verify, disk_of_action, experiment, is_vmd_action, native_serial,
 };
-use xtask_setup::KERNELS;
+use xtask_setup::{KERNELS, Setup};
 
-use crate::server::{PATIENCE, Readings, Server, by_irq, compare_lines, completions};
+use crate::server::{
+    PATIENCE, Readings, Server, by_irq, compare_lines, completions, completions_of_each_disk, probe,
+};
 use crate::{doctor, kernel_test};
 
 const DISKS: u8 = 2;
@@ -93,12 +95,18 @@ struct Kind {
     /// is a command, too; and written data are read back.
     asynchronous: bool,
     cpus: u32,
+    /// Of these, the first so many are online.
+    online: u32,
     absent_cpus: u32,
     numa_nodes: u32,
     iommu: Iommu,
     kernel_arguments: &'static [&'static str],
     /// The kernel forbids to look: the daemon does not start.
     refused: bool,
+    /// The kernel hides what tells repeated runs.
+    hidden: bool,
+    /// irqbalance runs beside the load.
+    balanced: bool,
 }
 
 /// What the others differ from.
@@ -107,11 +115,14 @@ const PLAIN: Kind = Kind {
     vmds: &PAIR,
     asynchronous: false,
     cpus: 2,
+    online: 2,
     absent_cpus: 0,
     numa_nodes: 1,
     iommu: Iommu::Absent,
     kernel_arguments: &[],
     refused: false,
+    hidden: false,
+    balanced: false,
 };
 
 /// Two things at once where they do not meet, since each kind is a boot.
@@ -127,7 +138,7 @@ const KINDS: [Kind; 6] = [
         cpus: 3,
         absent_cpus: 3,
         numa_nodes: 2,
-        kernel_arguments: &["lockdown=integrity"],
+        kernel_arguments: &["lockdown=integrity", "maxcpus=2"],
         ..PLAIN
     },
     Kind {
@@ -143,13 +154,16 @@ const KINDS: [Kind; 6] = [
         ..PLAIN
     },
     Kind {
-        name: "iommu-identity",
+        name: "iommu-identity-kptr",
         iommu: Iommu::Identity,
+        kernel_arguments: &["sysctl.kernel.kptr_restrict=2"],
+        hidden: true,
         ..PLAIN
     },
     Kind {
-        name: "iommu-translating",
+        name: "iommu-translating-irqbalance",
         iommu: Iommu::Translating,
+        balanced: true,
         ..PLAIN
     },
 ];
@@ -194,6 +208,12 @@ impl Kind {
                 .iter()
                 .map(|it| (*it).to_owned())
                 .collect(),
+            files: if self.balanced {
+                let irqbalance = Setup::new().unwrap().guest_irqbalance();
+                GuestFile::of_program(&irqbalance.unwrap_or_else(|error| panic!("{error}")))
+            } else {
+                Vec::new()
+            },
             ..GuestConfig::default()
         }
     }
@@ -220,6 +240,19 @@ impl Table {
         table.extend(rows);
     }
 
+    /// What came out of a whole server of another kind, in words.
+    pub(crate) fn tell(&self, artifacts: &Artifacts, kind: &'static str, result: String) {
+        self.add([Row {
+            kernel: artifacts.kernel.package_version.clone(),
+            kind,
+            what: "all".to_owned(),
+            interrupts: 0,
+            runs: 0,
+            completions: 0,
+            result,
+        }]);
+    }
+
     pub(crate) fn print(&self) {
         let rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if rows.is_empty() {
@@ -228,7 +261,7 @@ impl Table {
         println!("\nexactness by kernel, kind of server and controller:");
         let title = ["interrupts", "runs", "completions"];
         println!(
-            "{:<18} {:<27} {:<18} {:>10} {:>7} {:>11}  result",
+            "{:<18} {:<28} {:<18} {:>10} {:>7} {:>11}  result",
             "kernel", "server", "controller", title[0], title[1], title[2]
         );
         for row in rows.iter() {
@@ -241,7 +274,7 @@ impl fmt::Display for Row {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             formatter,
-            "{:<18} {:<27} {:<18} {:>10} {:>7} {:>11}  {}",
+            "{:<18} {:<28} {:<18} {:>10} {:>7} {:>11}  {}",
             self.kernel,
             self.kind,
             self.what,
@@ -393,7 +426,7 @@ fn measure(server: &Server, kernel: &str, kind: &Kind, vmds: &[Vmd]) -> Vec<Row>
     let layout = Layout::read(server, vmds);
     let all_disks = u64::from(DISKS) * vmds.len() as u64 + 1;
     let before = server.at_rest();
-    let reads = server.read_all_disks_from(kind.cpus, READS);
+    let reads = server.read_all_disks_from(kind.online, READS);
     let verified = if kind.asynchronous {
         verify_all_disks(server, &layout)
     } else {
@@ -460,6 +493,14 @@ fn measure(server: &Server, kernel: &str, kind: &Kind, vmds: &[Vmd]) -> Vec<Row>
                 .wrong
                 .push(format!("the device flushed {flushed} times"));
         }
+        let each_disk = completions_of_each_disk(&before, &after, &layout.disks);
+        for (disk, (device, ours)) in each_disk {
+            if disks.contains(&disk) && device != ours {
+                found
+                    .wrong
+                    .push(format!("{disk}: {ours} completions of {device}"));
+            }
+        }
         let mode = match mode {
             Mode::Remap => "remap",
             Mode::Bypass => "bypass",
@@ -511,26 +552,65 @@ fn measure(server: &Server, kernel: &str, kind: &Kind, vmds: &[Vmd]) -> Vec<Row>
     rows
 }
 
+/// Does that while irqbalance looks every second where interrupts are best put; and how
+/// often a controller's vector moved meanwhile, which is its own decision.
+fn balanced<T>(server: &Server, work: impl FnOnce() -> T) -> (T, u64) {
+    let moves = || {
+        let scrape = server.guest.scrape()?;
+        let moves = scrape.sum("vmdtrace_msi_operations_total", |it| {
+            it.label("operation") == "move"
+        });
+        Ok(moves.unwrap_or_default() as u64)
+    };
+    let failed = |error: LabError| -> u64 { panic!("{error}") };
+    let before = moves().unwrap_or_else(failed);
+    let irqbalance = GuestCommand::new("irqbalance").args(["--foreground", "--interval=1"]);
+    let irqbalance = server.guest.spawn(&irqbalance).unwrap();
+    let done = work();
+    irqbalance.check_running().unwrap();
+    irqbalance.stop(PATIENCE).unwrap();
+    (done, moves().unwrap_or_else(failed) - before)
+}
+
+/// What a kernel that hides addresses lacks is absent, with the remedy.
+fn repeated_runs_are_not_told(server: &Server) {
+    let scrape = server.guest.scrape();
+    let scrape = scrape.unwrap_or_else(|error| panic!("{error}"));
+    let (state, reason) = probe(&scrape, "repeated_runs");
+    assert_eq!(state, "blocked");
+    assert!(reason.contains("kptr_restrict"), "{reason}");
+    let repeated = scrape.sum("vmdtrace_handler_repeated_total", |_| true);
+    assert_eq!(repeated, None);
+}
+
 fn counts_are_exact(artifacts: &Artifacts, kind: &Kind, table: &Table) {
     let kernel = &artifacts.kernel.package_version;
     let (vmds, unknown) = kind.vmds(kernel);
     let (server, ready) = Server::start(artifacts, &kind.config(&vmds));
     let rows = match ready {
-        Ok(()) => measure(&server, kernel, kind, &vmds),
+        Ok(()) => {
+            if kind.hidden {
+                repeated_runs_are_not_told(&server);
+            }
+            if kind.balanced {
+                let (rows, moves) = balanced(&server, || measure(&server, kernel, kind, &vmds));
+                let result = format!("irqbalance moved vectors {moves} times");
+                table.tell(artifacts, kind.name, result);
+                rows
+            } else {
+                measure(&server, kernel, kind, &vmds)
+            }
+        }
         Err(error) if kind.refused => {
             let text = error.to_string();
             assert!(text.contains("ended (exit status 1)"), "{text}");
             assert!(text.contains("lockdown=integrity"), "no remedy: {text}");
             doctor::sees_nothing(&server.guest, None, "lockdown=integrity");
-            table.add([Row {
-                kernel: kernel.clone(),
-                kind: kind.name,
-                what: "all".to_owned(),
-                interrupts: 0,
-                runs: 0,
-                completions: 0,
-                result: "the daemon refuses to start".to_owned(),
-            }]);
+            table.tell(
+                artifacts,
+                kind.name,
+                "the daemon refuses to start".to_owned(),
+            );
             server
                 .guest
                 .power_off()

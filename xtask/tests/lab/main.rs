@@ -14,14 +14,17 @@ mod bio;
 mod dashboards;
 mod demo;
 mod device;
+mod disturb;
 mod doctor;
 mod exact;
 mod guest;
+mod inject;
 mod late_modules;
 mod leftovers;
 mod lost;
 mod msi;
 mod native;
+mod package;
 mod placement;
 mod recordings;
 mod server;
@@ -54,8 +57,8 @@ fn place(name: &str) -> Place {
         // As many CPUs as a guest can have, and Prometheus beside it.
         Some("demo") => Place::SharedAlone("demo"),
         // What other tests do on this machine would be seen as leftovers, or as
-        // interrupts.
-        Some("guest" | "leftovers" | "native" | "soak") => Place::Alone,
+        // interrupts, or make the guest's CPUs slower.
+        Some("guest" | "inject" | "leftovers" | "native" | "soak") => Place::Alone,
         _ => Place::Beside,
     }
 }
@@ -159,15 +162,19 @@ fn main() -> ExitCode {
     trials.extend(exact_trials);
     let (bios, bio_trials) = bio::trials();
     trials.extend(bio_trials);
+    let (diagnoses, inject_trials) = inject::trials();
+    trials.extend(inject_trials);
     let (scene, dashboard_trials) = dashboards::trials();
     trials.extend(dashboard_trials);
     trials.extend(device::trials());
-    trials.extend(doctor::trials());
+    trials.extend(disturb::trials(&table));
+    trials.extend(doctor::trials(&table));
     trials.extend(late_modules::trials());
     trials.extend(leftovers::trials());
     trials.extend(lost::trials());
     trials.extend(msi::trials());
     trials.extend(native::trials());
+    trials.extend(package::trials());
     trials.extend(placement::trials());
     trials.extend(recordings::trials());
     trials.extend(shell::trials());
@@ -185,6 +192,7 @@ fn main() -> ExitCode {
     let conclusion = libtest_mimic::run(&arguments, trials);
     table.print();
     bios.print();
+    diagnoses.print();
     // Ends what is still running.
     drop((demo, servers, scene));
     conclusion.exit_code()

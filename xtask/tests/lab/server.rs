@@ -79,13 +79,20 @@ impl Server {
 
     /// Starts the daemon in a guest that is booted.
     pub(crate) fn serve(guest: Guest) -> (Self, xtask_lab::Result<()>) {
-        let command = GuestCommand::new(VMDTRACE).args([
-            "serve",
-            "--web.listen-address",
-            "0.0.0.0:10973",
-            "--metrics.lines",
-            "--metrics.disks",
-        ]);
+        Self::serve_with(guest, &[])
+    }
+
+    /// As above, with more arguments.
+    pub(crate) fn serve_with(guest: Guest, more: &[&str]) -> (Self, xtask_lab::Result<()>) {
+        let command = GuestCommand::new(VMDTRACE)
+            .args([
+                "serve",
+                "--web.listen-address",
+                "0.0.0.0:10973",
+                "--metrics.lines",
+                "--metrics.disks",
+            ])
+            .args(more.iter().copied());
         let daemon = guest
             .spawn(&command)
             .unwrap_or_else(|error| panic!("{error}"));
@@ -255,6 +262,45 @@ pub(crate) fn compare_lines(
                     difference(RUNS, *irq),
                 ),
             )
+        })
+        .collect()
+}
+
+/// A probe's state, and the reason.
+pub(crate) fn probe(scrape: &Scrape, name: &str) -> (String, String) {
+    let mut probes = scrape.series("vmdtrace_probe_info");
+    let probe = probes.find(|it| it.label("probe") == name);
+    let probe = probe.unwrap_or_else(|| panic!("no probe {name}"));
+    let label = |label| probe.label(label).to_owned();
+    (label("state"), label("reason"))
+}
+
+/// What each disk of the emulated controllers posted, the daemon counted for that
+/// disk, in its handlers or outside.
+pub(crate) fn completions_of_each_disk(
+    before: &Readings,
+    after: &Readings,
+    disks: &[GuestDisk],
+) -> BTreeMap<String, (u64, u64)> {
+    let counted = |scrape: &Scrape, disk: &str| {
+        let of = |metric: &str| {
+            let sum = scrape.sum(metric, |it: &Sample| it.label("disk") == disk);
+            sum.unwrap_or_default() as u64
+        };
+        of("vmdtrace_completions_total") + of("vmdtrace_disk_completions_outside_handler_total")
+    };
+    let posted = |readings: &Readings, serial: &str| -> u64 {
+        let disks = readings.devices.iter().flat_map(|it| &it.disks);
+        let disk = disks.filter(|it| it.serial == serial);
+        disk.map(|it| it.cqes() - it.cqes_skipped()).sum()
+    };
+    disks
+        .iter()
+        .filter(|disk| disk.serial.starts_with("VMDLAB"))
+        .map(|GuestDisk { name, serial, .. }| {
+            let device = posted(after, serial) - posted(before, serial);
+            let ours = counted(&after.daemon, name) - counted(&before.daemon, name);
+            (name.clone(), (device, ours))
         })
         .collect()
 }

@@ -260,6 +260,7 @@ fn comparison(text: &mut String, comparison: &Comparison) {
         changed,
         same,
         missing,
+        stage,
         noise,
         cautions,
     } = comparison;
@@ -270,6 +271,13 @@ fn comparison(text: &mut String, comparison: &Comparison) {
     let _ = writeln!(text, "\nslower against faster, {of} ({noise})");
     for caution in cautions {
         wrapped(text, "  caution: ", 8, caution);
+    }
+    if let Some(stage) = stage {
+        let part = format!(
+            "{} ({:.1} of {:.1} us)",
+            stage.name, stage.grew_us, stage.both_us
+        );
+        fact(text, "the stage that grew", Some(part));
     }
     for (title, differences) in [("changed, most first", changed), ("the same", same)] {
         if differences.is_empty() {

@@ -142,6 +142,7 @@ impl Server {
                 other_samples: SampleCounts::default(),
                 bio: bios(),
                 losses: Losses::default(),
+                outside: Vec::new(),
                 msi: MsiCounts::default(),
             },
             probes: [

@@ -3,6 +3,7 @@
 //! The split keeps the reaper from taking the exit status of a program that
 //! the server waits for.
 
+mod bpf;
 mod jobs;
 mod machine;
 mod nvme;

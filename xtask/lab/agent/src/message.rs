@@ -53,6 +53,9 @@ pub enum Request {
         offset: u64,
         length: u64,
     },
+    /// The payload of the answer lists the kernel's eBPF programs, maps and links,
+    /// one `KIND ID` a line.
+    BpfObjects,
     /// Switches the machine off; answered before it is done.
     PowerOff,
 }

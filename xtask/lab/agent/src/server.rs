@@ -13,7 +13,7 @@ use lab_agent::{
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use crate::jobs::{Jobs, Output, lock};
-use crate::{machine, nvme};
+use crate::{bpf, machine, nvme};
 
 /// Serves until the host asks to switch off or the channel fails.
 pub(crate) fn serve() -> Result<(), String> {
@@ -148,6 +148,10 @@ fn perform(jobs: &Jobs, request: Request, payload: &[u8]) -> Result<(Answer, Vec
             write_zeroes(Path::new(&path), offset, length)
                 .map_err(|error| format!("{path}: {error}"))?;
             done
+        }
+        Request::BpfObjects => {
+            let objects = bpf::objects().map_err(|error| format!("bpf: {error}"))?;
+            Ok((Answer::Content, objects.into_bytes()))
         }
         Request::PowerOff => done,
     }

@@ -1,5 +1,6 @@
 //! One boot: a guest with the daemon in it, scraped by Prometheus.
 
+use std::path::Path;
 use std::time::Duration;
 
 use vmd_device::{Config, Service};
@@ -23,6 +24,8 @@ const LABEL: &str = "lab";
 const PORT: u16 = 10973;
 /// Reads in flight on each disk.
 const DEPTH: u32 = 16;
+/// Where a load's recording is in the guest.
+const RECORDING: &str = "/tmp/load.vmdtrace";
 /// For what takes seconds on an idle host.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -162,12 +165,14 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Runs one load and puts the figures of all sources together.
+    /// Runs one load and puts the figures of all sources together. `vmdtrace record`
+    /// counts it, too, beside the daemon: what it wrote is put into a file of this
+    /// machine.
     ///
     /// # Errors
     /// When fio or the daemon fails, a source does not answer, or a counter goes
     /// back. That counts agree is for the caller to judge.
-    pub fn measure(&self, load: &Load) -> Result<Run> {
+    pub fn measure(&self, load: &Load, recording: &Path) -> Result<Run> {
         let before = self.at_rest()?;
         let first = self.await_scrape(unix_seconds()?)?;
         let limit = PATIENCE
@@ -176,7 +181,12 @@ impl<'a> Session<'a> {
             } else {
                 PATIENCE
             };
-        let output = self.guest.check(&load.command(), limit)?;
+        let record = GuestCommand::new(VMDTRACE)
+            .args(["record", "--force", "-o", RECORDING, "--"])
+            .running(&load.command());
+        let output = self.guest.check(&record, limit)?;
+        let content = self.guest.read_file(RECORDING)?;
+        std::fs::write(recording, content).map_err(LabError::path(recording))?;
         let fio = Done::parse(&output.stdout_text(), load)?;
         self.daemon.check_running()?;
         let after = self.at_rest()?;

@@ -1,6 +1,8 @@
 //! `cargo xtask demo`: the project's main job on real input, from nothing to a
 //! table. What is measured and how is told in `xtask_lab::experiment`.
 
+mod diagnosis;
+mod inject;
 mod report;
 mod table;
 
@@ -10,7 +12,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use vmd_device::{Latency, Service};
 use xtask_lab::experiment::{Mode, Run, Session, Setting};
-use xtask_lab::{Artifacts, CpuList, Load, Prometheus, SCRAPE_SECONDS, interrupt};
+use xtask_lab::{Artifacts, CpuList, Folder, Load, Prometheus, SCRAPE_SECONDS, interrupt};
+
+use diagnosis::Recording;
 use xtask_setup::{DEFAULT_KERNEL, Profile, Setup};
 
 /// The shortest load that has five scrapes within it, whenever they fall.
@@ -20,7 +24,8 @@ const MIN_SECONDS: u64 = 6 * SCRAPE_SECONDS + 1;
 ///
 /// Boots a virtual server twice, with the daemon in it and a real Prometheus
 /// scraping it, and prints what the daemon, the kernel, the device, fio and
-/// Prometheus counted. Ends with status 1 if they disagree anywhere.
+/// Prometheus counted, and what `vmdtrace diagnose` and `vmdtrace compare` make of
+/// recordings of the same loads. Ends with status 1 if counts disagree anywhere.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// NVMe disks behind the VMD
@@ -47,27 +52,38 @@ pub(crate) struct Args {
     /// 0-2,5; one disk is read from the first of them [default: all]
     #[arg(long, value_name = "LIST")]
     fio_cpus: Option<CpuList>,
-    /// End after the table instead of leaving the daemon and Prometheus open
+    /// End after the diagnoses instead of leaving the daemon and Prometheus open
     #[arg(long)]
     once: bool,
     /// Write all figures to a file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Instead: make a cause of slow I/O on purpose, and show its diagnosis, live and
+    /// from recordings. `list` lists them. Ends with status 1 if it is another one
+    #[arg(
+        long,
+        value_name = "NAME",
+        conflicts_with_all = [
+            "disks", "cpus", "vectors", "latency", "seconds", "kernel", "fio_cpus", "once", "json",
+        ]
+    )]
+    inject: Option<String>,
     /// Say more on the way, and keep the guest's logs if something fails
     #[arg(long)]
     verbose: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    if let Some(name) = &args.inject {
+        return inject::run(name, args.verbose);
+    }
     let cpus = fio_cpus(args)?;
     if let Some(path) = &args.json {
         // Better now than after the measurement.
         writable(path)?;
     }
     let setup = Setup::new()?;
-    let built = setup.build(Profile::Release)?;
-    let this_program = std::env::current_exe().context("cannot tell which program this is")?;
-    let artifacts = Artifacts::prepare(&setup, &args.kernel, Some(built.vmdtrace), this_program)?;
+    let artifacts = artifacts(&setup, &args.kernel)?;
     let programs = setup.prometheus()?;
 
     let teller = Teller::new(args.verbose);
@@ -75,13 +91,25 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let prometheus = Prometheus::start(&programs.prometheus)?;
     teller.detail(&format!("Prometheus: http://{}", prometheus.address()));
 
-    let mut runs = Vec::new();
-    let open = both_modes(args, &artifacts, &prometheus, &cpus, &teller, &mut runs);
+    let folder = Folder::new("demo")?;
+    let (mut runs, mut recordings) = (Vec::new(), Vec::new());
+    let mut keep = |session: &Session<'_>| -> anyhow::Result<()> {
+        for load in session.loads(&cpus, Duration::from_secs(args.seconds)) {
+            let name = format!("{}.vmdtrace", recordings.len());
+            let recording = folder.path().join(name);
+            let run = measure(session, &load, &recording, args, &teller)?;
+            recordings.push(Recording::of(&run, recording));
+            runs.push(run);
+        }
+        Ok(())
+    };
+    let open = both_modes(args, &artifacts, &prometheus, &teller, &mut keep);
     if !runs.is_empty() {
         println!("\n{}", table::render(&runs));
     }
     // What was measured before a failure was shown; it is no whole result.
     let bypass = open?;
+    println!("\n{}", diagnosis::of(&artifacts, &recordings)?);
     if let Some(path) = &args.json {
         report::write(path, &programs.version, &runs)?;
         teller.step(&format!("figures written to {}", path.display()));
@@ -103,21 +131,28 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     verdict(&runs)
 }
 
+/// What a guest with this kernel is made of, with the daemon of now.
+fn artifacts(setup: &Setup, kernel: &str) -> anyhow::Result<Artifacts> {
+    let built = setup.build(Profile::Release)?;
+    let this_program = std::env::current_exe().context("cannot tell which program this is")?;
+    let vmdtrace = Some(built.vmdtrace);
+    Ok(Artifacts::prepare(setup, kernel, vmdtrace, this_program)?)
+}
+
 /// Measures both loads in both modes; the guest of the second mode stays.
 fn both_modes<'a>(
     args: &Args,
     artifacts: &'a Artifacts,
     prometheus: &'a Prometheus,
-    cpus: &CpuList,
     teller: &Teller,
-    runs: &mut Vec<Run>,
+    keep: &mut dyn FnMut(&Session<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<Session<'a>> {
     let remap = boot(args, artifacts, prometheus, Mode::Remap, teller)?;
-    measure(&remap, cpus, args, teller, runs)?;
+    keep(&remap)?;
     teller.step("switching the guest off");
     remap.end()?;
     let bypass = boot(args, artifacts, prometheus, Mode::Bypass, teller)?;
-    measure(&bypass, cpus, args, teller, runs)?;
+    keep(&bypass)?;
     Ok(bypass)
 }
 
@@ -182,25 +217,22 @@ fn boot<'a>(
 
 fn measure(
     session: &Session<'_>,
-    cpus: &CpuList,
+    load: &Load,
+    recording: &Path,
     args: &Args,
     teller: &Teller,
-    runs: &mut Vec<Run>,
-) -> anyhow::Result<()> {
-    for load in session.loads(cpus, Duration::from_secs(args.seconds)) {
-        teller.step(&describe(session.setting().mode, &load, args.seconds));
-        teller.detail(&load.command().to_string());
-        let run = session.measure(&load)?;
-        teller.detail(&format!(
-            "{} reads, {} hardware interrupts, {} completions, {} scrapes",
-            run.fio_ios,
-            run.hardware_interrupts,
-            run.completions + run.completions_outside,
-            run.prometheus_scrapes_between
-        ));
-        runs.push(run);
-    }
-    Ok(())
+) -> anyhow::Result<Run> {
+    teller.step(&describe(session.setting().mode, load, args.seconds));
+    teller.detail(&load.command().to_string());
+    let run = session.measure(load, recording)?;
+    teller.detail(&format!(
+        "{} reads, {} hardware interrupts, {} completions, {} scrapes",
+        run.fio_ios,
+        run.hardware_interrupts,
+        run.completions + run.completions_outside,
+        run.prometheus_scrapes_between
+    ));
+    Ok(run)
 }
 
 fn describe(mode: Mode, load: &Load, seconds: u64) -> String {
@@ -290,6 +322,13 @@ mod tests {
         let error = fio_cpus(&args).unwrap_err().to_string();
         assert!(error.contains("names CPU 4"), "{error}");
         assert!(parse(&["--fio-cpus", "x"]).is_err());
+    }
+
+    #[test]
+    fn a_cause_is_made_in_a_server_of_its_own() {
+        assert!(parse(&["--inject", "pinned", "--verbose"]).is_ok());
+        let error = parse(&["--inject", "pinned", "--disks", "4"]).unwrap_err();
+        assert_eq!(error.kind(), clap::error::ErrorKind::ArgumentConflict);
     }
 
     #[test]
