@@ -62,7 +62,6 @@ fn nothing_grew() -> Result<Completion, Failed> {
     }
     let now = measured().map_err(|error| format!("{error:#}"))?;
     let recorded = Record::read().map_err(|error| format!("{error:#}"))?;
-    println!("{now:#?}");
     let mut grown = record::growth(recorded.scrape.figures(), &now.scrape.figures());
     // Series are a promise, whatever is recorded.
     if now.scrape.series >= 2_000 {
