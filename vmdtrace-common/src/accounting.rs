@@ -48,6 +48,9 @@ pub trait World {
     fn now(&mut self) -> u64;
     /// This CPU's number.
     fn cpu(&mut self) -> u32;
+    /// 0, without the compiler knowing: it would clear a frame by memset, which on
+    /// BPF is a loop over bytes and took longer than all the rest of an entry.
+    fn zero(&mut self) -> u32;
     /// `kstat.irqs_sum` of this CPU: it rises once for each interrupt that the
     /// kernel counts. None where it cannot be read.
     fn irqs_sum(&mut self) -> Option<u64>;
@@ -107,14 +110,21 @@ pub fn enter<W: World>(
     let repeated = bank.depth == 0 && slot != NO_SLOT && is_repeat(world, slot, action);
     let depth = bank.depth;
     let start_ns = world.now();
+    let zero = world.zero();
     bank.frames[index_of(depth)] = Frame {
         action,
         start_ns,
+        nested_ns: zero.into(),
         irq,
         slot,
         kind: entry.kind,
         repeated: u32::from(repeated),
-        ..Frame::default()
+        completions: zero,
+        child_runs: zero,
+        child_unhandled_runs: zero,
+        child_completions: zero,
+        remote: [zero; 4],
+        reserved: zero.into(),
     };
     bank.depth = depth + 1;
 }
@@ -253,8 +263,12 @@ fn position(bank: &CpuBank, irq: u32, action: u64) -> u64 {
     let mut found = depth;
     let mut index = 0;
     while index < MAX_DEPTH {
+        // Most often nothing is running.
+        if index >= depth {
+            break;
+        }
         let frame = &bank.frames[index_of(index)];
-        if index < depth && frame.irq == irq && frame.action == action {
+        if frame.irq == irq && frame.action == action {
             found = index;
         }
         index += 1;

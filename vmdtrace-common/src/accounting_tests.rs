@@ -43,6 +43,10 @@ impl World for Tables<'_> {
         self.machine.cpu
     }
 
+    fn zero(&mut self) -> u32 {
+        0
+    }
+
     fn irqs_sum(&mut self) -> Option<u64> {
         self.machine.irqs_sum
     }

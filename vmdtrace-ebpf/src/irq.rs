@@ -29,6 +29,11 @@ impl World for Kernel<'_> {
     }
 
     #[inline(always)]
+    fn zero(&mut self) -> u32 {
+        kernel::zero()
+    }
+
+    #[inline(always)]
     fn irqs_sum(&mut self) -> Option<u64> {
         kernel::irqs_sum(self.cpu)
     }

@@ -16,7 +16,7 @@ use vmdtrace_common::{
 
 use crate::maps::{
     BANKS, CELLS, LINES, LOSS_TOTALS, LOSSES, MSI_TOTALS, NAMES, OPERATIONS, OUTSIDE, PENDING_ENDS,
-    PLACES, REQUEST_LAYOUT, SAMPLES, TIMING_OUT, VMD_IRQ_CALLS,
+    PER_CPU_OFFSETS, PLACES, REQUEST_LAYOUT, SAMPLES, TIMING_OUT, VMD_IRQ_CALLS,
 };
 
 // Set by the loader from the running kernel's BTF and kallsyms.
@@ -76,6 +76,10 @@ static SAMPLING: u32 = 0;
 #[unsafe(no_mangle)]
 static REQUEST_START_OFFSET: u32 = 0;
 
+/// Never set.
+#[unsafe(no_mangle)]
+static ZERO: u32 = 0;
+
 /// Reads a constant that the loader may have set: the compiler must not take
 /// its initial value for granted.
 macro_rules! constant {
@@ -94,6 +98,12 @@ pub(crate) fn now() -> u64 {
     unsafe { bpf_ktime_get_ns() }
 }
 
+/// 0, for who must not know.
+#[inline(always)]
+pub(crate) fn zero() -> u32 {
+    constant!(ZERO)
+}
+
 /// Time since the machine started, whatever is measured else.
 #[inline(always)]
 pub(crate) fn clock() -> u64 {
@@ -107,15 +117,27 @@ pub(crate) fn cpu() -> u32 {
     unsafe { bpf_get_smp_processor_id() }
 }
 
-/// `__per_cpu_offset` of a CPU.
+/// `__per_cpu_offset` of this CPU. It never changes (arch/x86/kernel/setup_percpu.c,
+/// setup_per_cpu_areas), so the kernel is asked for it once.
 #[inline(always)]
 pub(crate) fn per_cpu_offset(cpu: u32) -> Option<u64> {
     let offsets = constant!(PER_CPU_OFFSET_ADDRESS);
     if offsets == 0 {
         return None;
     }
+    let known = PER_CPU_OFFSETS.get_ptr_mut(cpu)?;
+    // SAFETY: an element of a map lives as long as the program; this CPU alone
+    // writes it, a run within a run writes the same.
+    let offset = unsafe { core::ptr::read_volatile(known) };
+    if offset != 0 {
+        return Some(offset);
+    }
+    let address = (offsets + u64::from(cpu) * 8) as *const u64;
     // SAFETY: the helper checks the address and fails where it cannot be read.
-    unsafe { bpf_probe_read_kernel((offsets + u64::from(cpu) * 8) as *const u64) }.ok()
+    let offset = unsafe { bpf_probe_read_kernel(address) }.ok()?;
+    // SAFETY: as above.
+    unsafe { core::ptr::write_volatile(known, offset) };
+    Some(offset)
 }
 
 /// `kstat.irqs_sum` of a CPU.

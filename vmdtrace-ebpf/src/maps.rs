@@ -72,6 +72,10 @@ pub(crate) static MSI_MESSAGES: RingBuf<msi::Message, { msi::RING_BYTES }> = Rin
 #[btf_map]
 pub(crate) static PLACES: Array<Place, 1, MAPPED> = Array::new();
 
+/// By CPU number: its `__per_cpu_offset`, once it was asked for; else 0.
+#[btf_map]
+pub(crate) static PER_CPU_OFFSETS: Array<u64, 1> = Array::new();
+
 /// By disk number + 1.
 #[btf_map]
 pub(crate) static SAMPLES: Array<DiskSamples, { DISKS as usize }, MAPPED> = Array::new();

@@ -24,6 +24,7 @@ pub mod diagnose;
 pub mod helper;
 pub mod host;
 pub mod logging;
+pub mod memory;
 pub mod metrics;
 pub mod probes;
 pub mod service_manager;

@@ -24,6 +24,7 @@ enum Command {
     Lab(commands::lab::Args),
     Test(commands::test::Args),
     Fuzz(commands::fuzz::Args),
+    Bench(commands::bench::Args),
     /// Serve an emulated VMD with NVMe disks to one QEMU
     Device(commands::device::Args),
 }
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         Command::Lab(args) => commands::lab::run(&args),
         Command::Test(args) => commands::test::run(&args),
         Command::Fuzz(args) => commands::fuzz::run(&args),
+        Command::Bench(args) => commands::bench::run(&args),
         Command::Device(args) => commands::device::run(args),
     };
     match result {

@@ -241,7 +241,7 @@ where
     let symbols = kallsyms::PassedOn::new();
     let source = open(&options, log)?;
     drop(symbols);
-    log_host(&source.snapshot()?);
+    log_host(&source.sums()?);
     let Answering {
         detail,
         max_requests,

@@ -381,3 +381,52 @@ pub struct Topology {
     /// What could not be read, each with its path: never a silent gap.
     pub problems: Vec<String>,
 }
+
+impl Topology {
+    /// Controllers and disks without their single lines and queues, and without
+    /// the machine around them: what does not grow with the number of CPUs.
+    #[must_use]
+    pub fn outline(&self) -> Self {
+        let controller = |controller: &Controller| Controller {
+            other_lines: Vec::new(),
+            ..controller.clone()
+        };
+        let disk = |disk: &Disk| {
+            // Taken apart, so that the long lists are not copied first.
+            let Disk {
+                name,
+                address,
+                path,
+                controller,
+                model,
+                numa_node,
+                iommu,
+                link,
+                port,
+                namespaces,
+                queues: _,
+                lines: _,
+            } = disk;
+            Disk {
+                name: name.clone(),
+                address: address.clone(),
+                path: *path,
+                controller: controller.clone(),
+                model: model.clone(),
+                numa_node: *numa_node,
+                iommu: iommu.clone(),
+                link: link.clone(),
+                port: port.clone(),
+                namespaces: namespaces.clone(),
+                queues: Vec::new(),
+                lines: Vec::new(),
+            }
+        };
+        Self {
+            controllers: self.controllers.iter().map(controller).collect(),
+            disks: self.disks.iter().map(disk).collect(),
+            machine: Machine::default(),
+            problems: self.problems.clone(),
+        }
+    }
+}

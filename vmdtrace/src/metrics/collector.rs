@@ -59,7 +59,14 @@ impl Collector for SnapshotCollector {
 
     fn collect(&self) -> Vec<MetricFamily> {
         let mut durations = Durations::start();
-        let snapshot = match self.source.snapshot() {
+        // Only these tell single lines and disks apart.
+        let is_whole = [Part::Lines, Part::Disks].map(|part| self.selection.has(part));
+        let taken = if is_whole == [false, false] {
+            self.source.sums()
+        } else {
+            self.source.snapshot()
+        };
+        let snapshot = match taken {
             Ok(snapshot) => snapshot,
             Err(error) => {
                 // The trait has no way to fail; `scrape` asks afterwards.

@@ -71,9 +71,14 @@ fn try_add(families: &mut Vec<MetricFamily>) -> ProcResult<()> {
         "Start of this process, in seconds since 1970.",
         *START_TIME.get_or_init(|| start_time(stat.starttime)),
     );
-    // A process that serves a recording has none.
-    let ours = fdinfo::map_memory(Path::new("/proc/self"));
-    if let Some(bytes) = ours.or_else(helper::client::map_memory) {
+    // A process that serves a recording has none. All are made and sized at the
+    // start, so that the answer stays: asking takes 300 system calls.
+    let bytes = MAP_MEMORY.get().copied().or_else(|| {
+        let bytes =
+            fdinfo::map_memory(Path::new("/proc/self")).or_else(helper::client::map_memory)?;
+        Some(*MAP_MEMORY.get_or_init(|| bytes))
+    });
+    if let Some(bytes) = bytes {
         gauge(
             "vmdtrace_map_memory_bytes",
             "Kernel memory of the maps that the eBPF programs and vmdtrace share.",
@@ -82,6 +87,8 @@ fn try_add(families: &mut Vec<MetricFamily>) -> ProcResult<()> {
     }
     Ok(())
 }
+
+static MAP_MEMORY: OnceLock<u64> = OnceLock::new();
 
 /// Told once: computed again, it would move with every correction of the clock.
 static START_TIME: OnceLock<f64> = OnceLock::new();

@@ -16,10 +16,12 @@ use vmdtrace_common::{
 use super::{
     LoadError, Sizes,
     bio::Cache,
-    counts::{bio_counts, cpu_counts, line_counts, sample_counts},
+    counts::{bio_counts, cpu_counts, line_counts, run_counts, sample_counts},
     mapped::{Access, MappedArray, Writable},
 };
-use crate::snapshot::{Counters, DiskSamples, Losses, MsiCounts, SampleCounts};
+use crate::snapshot::{
+    Counters, DiskSamples, LineCounts, Losses, MsiCounts, RunCounts, SampleCounts,
+};
 
 /// Names of the maps behind [`Arrays`].
 pub const NAMES: [&str; 9] = [
@@ -131,15 +133,51 @@ impl Arrays {
     }
 
     /// Everything counted so far, without who owns the lines and without what is in
-    /// hash maps.
+    /// hash maps. No system call.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        let Facts {
-            sizes: _,
-            repeats_known,
-            bio_cache,
-        } = self.facts;
-        let cells: Vec<LineCell> = self.cells.iter().collect();
+        let mut lines = Vec::new();
+        self.each_line(|_, cell| lines.push(self.line_counts(cell)));
+        Counters {
+            lines,
+            ..self.counters_without_lines()
+        }
+    }
+
+    /// Calls `see` with each line's slot and cell.
+    pub fn each_line(&self, mut see: impl FnMut(u32, &LineCell)) {
+        for slot in 0..self.cells.length() {
+            // Most slots of a table are never taken.
+            if !self.cells.is_ready(slot) {
+                continue;
+            }
+            // The kind may have been read just before the slot was described.
+            if let Some(cell) = self.cells.get(slot)
+                && cell.kind != kind::NONE
+            {
+                see(slot, &cell);
+            }
+        }
+    }
+
+    /// A line's counters, without who owns it.
+    #[must_use]
+    pub fn line_counts(&self, cell: &LineCell) -> LineCounts {
+        let parent = cell.parent.checked_sub(1);
+        let parent = parent.and_then(|slot| self.cells.get(slot));
+        let parent_irq = parent.map(|parent| parent.irq);
+        line_counts(cell, parent_irq, self.facts.repeats_known)
+    }
+
+    /// What was counted on a line, alone.
+    #[must_use]
+    pub fn run_counts(&self, cell: &LineCell) -> RunCounts {
+        run_counts(cell, self.facts.repeats_known)
+    }
+
+    /// As [`Arrays::counters`], without any line.
+    #[must_use]
+    pub fn counters_without_lines(&self) -> Counters {
         let mut of_disks = self.samples.iter().map(|of_disk| sample_counts(&of_disk));
         let other_samples = of_disks.next().unwrap_or_default();
         let samples = of_disks.zip(0..).filter_map(|(counts, number)| {
@@ -156,12 +194,7 @@ impl Arrays {
             msi: MsiCounts::default(),
             samples: samples.collect(),
             other_samples,
-            lines: cells
-                .iter()
-                // The kind may have been read just before the slot was described.
-                .filter(|cell| cell.ready != 0 && cell.kind != kind::NONE)
-                .map(|cell| line_counts(cell, &cells, repeats_known))
-                .collect(),
+            lines: Vec::new(),
             cpus: self
                 .banks
                 .iter()
@@ -171,7 +204,7 @@ impl Arrays {
             bio: bio_counts(
                 self.bio_banks.iter(),
                 &self.bio_sets.iter().collect::<Vec<_>>(),
-                bio_cache,
+                self.facts.bio_cache,
                 self.bio_regimes.get(0).unwrap_or_default(),
             ),
         }

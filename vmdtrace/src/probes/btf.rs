@@ -2,11 +2,12 @@
 //! Documentation/bpf/btf.rst.
 //!
 //! Own code because the published readers build every type of the kernel in
-//! memory (over 100,000) and at most a handful is asked for here.
+//! memory (over 100,000) and some dozens are asked for here. One pass over the
+//! data notes where types start and what they are called.
 
 use thiserror::Error;
 
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum BtfError {
     #[error("not BTF: {0}")]
     Malformed(&'static str),
@@ -21,6 +22,12 @@ pub enum BtfError {
 pub struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
+    /// Where each type starts; the first has number 1.
+    starts: Vec<u32>,
+    /// What can be asked for by name, as (hash of the name, where its type starts).
+    names: Vec<(u32, u32)>,
+    /// What is wrong with the type that the pass ended at, if so.
+    broken: Option<BtfError>,
     /// Of the kernel that a module's data continue: string offsets count from
     /// the start of these.
     base_strings: &'a [u8],
@@ -102,6 +109,19 @@ impl<'a> Btf<'a> {
     /// # Errors
     /// If the data is no BTF of this machine's byte order.
     pub fn parse(data: &'a [u8]) -> Result<Self, BtfError> {
+        Self::with_base(data, &[])
+    }
+
+    /// As [`Btf::parse`], for the data of a module. Only the module's own types
+    /// are found.
+    ///
+    /// # Errors
+    /// As [`Btf::parse`].
+    pub fn parse_module(data: &'a [u8], kernel: &Btf<'a>) -> Result<Self, BtfError> {
+        Self::with_base(data, kernel.strings)
+    }
+
+    fn with_base(data: &'a [u8], base_strings: &'a [u8]) -> Result<Self, BtfError> {
         if data.get(..2) != Some(&MAGIC.to_ne_bytes()) {
             return Err(BtfError::Malformed("no BTF magic"));
         }
@@ -115,25 +135,51 @@ impl<'a> Btf<'a> {
             let start = header.checked_add(offset)?;
             data.get(start..start.checked_add(length)?)
         };
-        Ok(Self {
+        let mut btf = Self {
             types: section(field(8)?, field(12)?)
                 .ok_or(BtfError::Malformed("type section out of bounds"))?,
             strings: section(field(16)?, field(20)?)
                 .ok_or(BtfError::Malformed("string section out of bounds"))?,
-            base_strings: &[],
-        })
+            starts: Vec::new(),
+            names: Vec::new(),
+            broken: None,
+            base_strings,
+        };
+        btf.broken = btf.index().err();
+        // Of one hash in the order of the data.
+        btf.names.sort_unstable();
+        Ok(btf)
     }
 
-    /// As [`Btf::parse`], for the data of a module. Only the module's own types
-    /// are found.
-    ///
-    /// # Errors
-    /// As [`Btf::parse`].
-    pub fn parse_module(data: &'a [u8], kernel: &Btf<'a>) -> Result<Self, BtfError> {
-        Ok(Self {
-            base_strings: kernel.strings,
-            ..Self::parse(data)?
-        })
+    /// The one pass.
+    fn index(&mut self) -> Result<(), BtfError> {
+        let mut at = 0;
+        while at < self.types.len() {
+            let found = self.at(at)?;
+            self.starts.push(at as u32);
+            let stride = match found.kind() {
+                KIND_STRUCT | KIND_FUNCTION | KIND_VARIABLE => {
+                    self.names.push((hash(self.text(found.name)), at as u32));
+                    0
+                }
+                KIND_ENUM => 8,
+                KIND_ENUM64 => 12,
+                _ => 0,
+            };
+            if stride > 0 {
+                for enumerator in 0..found.count() {
+                    let name = found.field(stride * enumerator)?;
+                    self.names.push((hash(self.text(name)), at as u32));
+                }
+            }
+            at += 12 + found.extra.len();
+        }
+        Ok(())
+    }
+
+    /// The type that starts there.
+    fn at(&self, start: usize) -> Result<Type<'a>, BtfError> {
+        Type::parse(self.types.get(start..).unwrap_or_default())
     }
 
     /// Size of a struct in bytes.
@@ -157,7 +203,7 @@ impl<'a> Btf<'a> {
         } else {
             0
         };
-        for found in self.types() {
+        for found in self.called(structure) {
             let found = found?;
             if found.kind() == KIND_STRUCT
                 && self.is_named(found.name, structure)
@@ -166,6 +212,7 @@ impl<'a> Btf<'a> {
                 return Ok(offset);
             }
         }
+        self.not_broken()?;
         Err(BtfError::NoMember(structure.to_owned(), member.to_owned()))
     }
 
@@ -204,7 +251,7 @@ impl<'a> Btf<'a> {
     /// # Errors
     /// If there is none of this name, or the data is malformed.
     pub fn enumerator(&self, name: &str) -> Result<u32, BtfError> {
-        for found in self.types() {
+        for found in self.called(name) {
             let found = found?;
             let stride = match found.kind() {
                 KIND_ENUM => 8,
@@ -217,6 +264,7 @@ impl<'a> Btf<'a> {
                 }
             }
         }
+        self.not_broken()?;
         Err(BtfError::None("enumerator", name.to_owned()))
     }
 
@@ -249,50 +297,65 @@ impl<'a> Btf<'a> {
 
     /// The first type of a kind and name.
     fn named(&self, kind: u32, name: &str) -> Result<Option<Type<'a>>, BtfError> {
-        self.types()
-            .find(|found| {
-                found.as_ref().map_or(true, |found| {
-                    found.kind() == kind && self.is_named(found.name, name)
-                })
-            })
-            .transpose()
+        for found in self.called(name) {
+            let found = found?;
+            if found.kind() == kind && self.is_named(found.name, name) {
+                return Ok(Some(found));
+            }
+        }
+        self.not_broken()?;
+        Ok(None)
+    }
+
+    /// The types that may be called so, or may have such an enumerator, in order.
+    fn called(&self, name: &str) -> impl Iterator<Item = Result<Type<'a>, BtfError>> {
+        let wanted = hash(name.as_bytes());
+        let first = self.names.partition_point(|(hash, _)| *hash < wanted);
+        let rest = self.names.get(first..).unwrap_or_default();
+        rest.iter()
+            .take_while(move |(hash, _)| *hash == wanted)
+            .map(|(_, start)| self.at(*start as usize))
     }
 
     /// The type of this number; the first has number 1.
     fn by_id(&self, id: u32) -> Result<Option<Type<'a>>, BtfError> {
-        match (id as usize).checked_sub(1) {
-            Some(index) => self.types().nth(index).transpose(),
+        let index = (id as usize).checked_sub(1);
+        match index.and_then(|index| self.starts.get(index)) {
+            Some(start) => self.at(*start as usize).map(Some),
             None => Ok(None),
         }
     }
 
-    /// All types in order; ends after an error.
-    fn types(&self) -> impl Iterator<Item = Result<Type<'a>, BtfError>> + use<'a> {
-        let mut rest = self.types;
-        std::iter::from_fn(move || {
-            if rest.is_empty() {
-                return None;
-            }
-            let found = Type::parse(rest);
-            rest = match &found {
-                Ok(found) => rest.get(12 + found.extra.len()..).unwrap_or_default(),
-                Err(_) => &[],
-            };
-            Some(found)
-        })
+    /// What is not found in data that cannot be read to the end may be there.
+    fn not_broken(&self) -> Result<(), BtfError> {
+        match &self.broken {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
     }
 
     fn is_named(&self, offset: u32, name: &str) -> bool {
+        self.text(offset) == name.as_bytes()
+    }
+
+    /// The string at an offset; empty beyond the end.
+    fn text(&self, offset: u32) -> &'a [u8] {
         let offset = offset as usize;
         let text = match offset.checked_sub(self.base_strings.len()) {
             Some(own) => self.strings.get(own..),
             None => self.base_strings.get(offset..),
         };
-        text.is_some_and(|text| {
-            text.strip_prefix(name.as_bytes())
-                .is_some_and(|rest| rest.first() == Some(&0))
-        })
+        let text = text.unwrap_or_default();
+        let end = text.iter().position(|byte| *byte == 0);
+        text.get(..end.unwrap_or(0)).unwrap_or_default()
     }
+}
+
+/// FNV-1a: short names, and nobody who would make them collide.
+fn hash(name: &[u8]) -> u32 {
+    name.iter().fold(0x811c_9dc5, |hash, byte| {
+        (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+    })
 }
 
 fn word(data: &[u8], at: usize) -> Option<u32> {
@@ -465,6 +528,20 @@ mod tests {
         ] {
             assert!(missing.to_string().starts_with("this kernel has no "));
         }
+    }
+
+    #[test]
+    fn what_is_not_found_in_broken_data_is_not_said_to_be_missing() {
+        let mut data = others();
+        // The first of the two typedefs at the end, of a kind there is not.
+        let header = data.len() - 2 * 12 - b"\0RED\0f\0a\0b\0v\0hot\0count\0long\0".len();
+        data[header + 7] = 31;
+        let btf = Btf::parse(&data).unwrap();
+        assert_eq!(btf.enumerator("RED"), Ok(7));
+        assert_eq!(
+            btf.enumerator("BLUE"),
+            Err(BtfError::Malformed("unknown kind of type"))
+        );
     }
 
     proptest! {

@@ -20,9 +20,30 @@ use crate::snapshot::{
     bio::{BioAllocations, BioContext, BioDestination, BioFrees, BioPurpose, BioRegime},
 };
 
-/// A line's counters. Its owner is not known here.
+/// A line's counters; `parent_irq` is the number of its parent's line. Its owner
+/// is not known here.
 #[must_use]
-pub fn line_counts(cell: &LineCell, cells: &[LineCell], repeats_known: bool) -> LineCounts {
+pub fn line_counts(cell: &LineCell, parent_irq: Option<u32>, repeats_known: bool) -> LineCounts {
+    LineCounts {
+        irq: cell.irq,
+        action: String::from_utf8_lossy(&cell.name.bytes().collect::<Vec<_>>()).into_owned(),
+        kind: match cell.kind {
+            kind::VMD_VECTOR => LineKind::VmdVector,
+            kind::NVME => LineKind::Nvme,
+            kind::OTHER_CHILD => LineKind::OtherChild,
+            _ => LineKind::Watched,
+        },
+        controller: None,
+        disk: None,
+        path: None,
+        parent_irq,
+        counts: run_counts(cell, repeats_known),
+    }
+}
+
+/// What was counted on a line.
+#[must_use]
+pub fn run_counts(cell: &LineCell, repeats_known: bool) -> RunCounts {
     let LineCell {
         depth0_runs,
         nested_runs,
@@ -38,44 +59,27 @@ pub fn line_counts(cell: &LineCell, cells: &[LineCell], repeats_known: bool) -> 
         last_irqs_sum: _,
         last_action: _,
         last_cpu: _,
-        parent,
-        irq,
-        kind,
+        parent: _,
+        irq: _,
+        kind: _,
         next: _,
         ready: _,
-        name,
+        name: _,
         disk: _,
         reserved: _,
     } = *cell;
-    let parent = parent
-        .checked_sub(1)
-        .and_then(|slot| cells.get(slot as usize));
-    LineCounts {
-        irq,
-        action: String::from_utf8_lossy(&name.bytes().collect::<Vec<_>>()).into_owned(),
-        kind: match kind {
-            kind::VMD_VECTOR => LineKind::VmdVector,
-            kind::NVME => LineKind::Nvme,
-            kind::OTHER_CHILD => LineKind::OtherChild,
-            _ => LineKind::Watched,
-        },
-        controller: None,
-        disk: None,
-        path: None,
-        parent_irq: parent.map(|parent| parent.irq),
-        counts: RunCounts {
-            depth0_runs,
-            nested_runs,
-            unhandled_runs,
-            repeated_runs: repeats_known.then_some(repeated_runs),
-            inclusive_ns,
-            self_ns,
-            completions,
-            remote: remote(far),
-            child_runs,
-            child_unhandled_runs,
-            child_completions,
-        },
+    RunCounts {
+        depth0_runs,
+        nested_runs,
+        unhandled_runs,
+        repeated_runs: repeats_known.then_some(repeated_runs),
+        inclusive_ns,
+        self_ns,
+        completions,
+        remote: remote(far),
+        child_runs,
+        child_unhandled_runs,
+        child_completions,
     }
 }
 

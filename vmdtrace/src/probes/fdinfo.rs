@@ -12,14 +12,21 @@ pub struct ProgramStatistics {
     pub run_count: Option<u64>,
 }
 
-/// Reads the statistics of the program behind a descriptor of this process.
+/// Whether the kernel's BPF statistics are on.
 #[must_use]
-pub fn read(procfs: &Path, descriptor: RawFd) -> ProgramStatistics {
+pub fn counts_runs(procfs: &Path) -> bool {
+    let enabled = fs::read_to_string(procfs.join("sys/kernel/bpf_stats_enabled"));
+    enabled.is_ok_and(|text| text.trim() == "1")
+}
+
+/// Reads the statistics of the program behind a descriptor of this process;
+/// `counts_runs` is what [`counts_runs`] says.
+#[must_use]
+pub fn read(procfs: &Path, descriptor: RawFd, counts_runs: bool) -> ProgramStatistics {
     let path = procfs.join(format!("self/fdinfo/{descriptor}"));
     let mut statistics =
         fs::read_to_string(path).map_or_else(|_| ProgramStatistics::default(), |text| parse(&text));
-    let enabled = fs::read_to_string(procfs.join("sys/kernel/bpf_stats_enabled"));
-    if !enabled.is_ok_and(|text| text.trim() == "1") {
+    if !counts_runs {
         statistics.run_count = None;
     }
     statistics

@@ -53,6 +53,13 @@ impl Hook {
             Self::FunctionExit(name) => <&mut FExit>::try_from(loaded)?.load(name, btf()?)?,
             Self::ModuleFunction { .. } => <&mut KProbe>::try_from(loaded)?.load()?,
         }
+        // Since 5.16; what it costs to load, and a measure of what it does.
+        if tracing::enabled!(tracing::Level::DEBUG)
+            && let Ok(info) = find(ebpf, program)?.info()
+            && let Some(count) = info.verified_instruction_count()
+        {
+            tracing::debug!("program {program}: {count} instructions verified");
+        }
         Ok(())
     }
 

@@ -58,9 +58,10 @@ pub(crate) fn add_statistics(
     roots: &Roots,
     descriptor: impl Fn(&str) -> Option<RawFd>,
 ) {
+    let counts_runs = fdinfo::counts_runs(&roots.procfs);
     for probe in probes {
         if let Some(descriptor) = descriptor(&probe.name) {
-            let statistics = fdinfo::read(&roots.procfs, descriptor);
+            let statistics = fdinfo::read(&roots.procfs, descriptor, counts_runs);
             probe.missed_runs = statistics.recursion_misses;
             probe.runs = statistics.run_count;
         }

@@ -143,6 +143,28 @@ impl<T: Element, A> MappedArray<T, A> {
     }
 }
 
+impl<T, A> MappedArray<T, A> {
+    /// How many elements there are.
+    #[must_use]
+    pub fn length(&self) -> u32 {
+        self.length
+    }
+}
+
+impl<A> MappedArray<LineCell, A> {
+    /// Whether a slot is taken and described: one word of it is read.
+    #[must_use]
+    pub fn is_ready(&self, slot: u32) -> bool {
+        let Some(cell) = self.element(slot) else {
+            return false;
+        };
+        // SAFETY: the field lies inside the element.
+        let field = unsafe { cell.add(offset_of!(LineCell, ready)) };
+        // SAFETY: valid and aligned; the programs write the word whole.
+        unsafe { AtomicU32::from_ptr(field.cast().as_ptr()) }.load(Ordering::Relaxed) != 0
+    }
+}
+
 impl MappedArray<CpuBank, Writable> {
     /// Lets the programs learn every line's name again.
     pub fn raise_generation(&self) {

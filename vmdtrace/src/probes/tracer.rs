@@ -39,7 +39,6 @@ use super::{
     programs::{Attachment, HANDLER_PROGRAMS, Kprobes, PROGRAMS, Spec},
     requests,
 };
-use crate::host::{self, HostError, Lockdown, Roots};
 use crate::snapshot::{
     Probe, ProbeState,
     probes::{
@@ -47,6 +46,10 @@ use crate::snapshot::{
         PLACEMENT, REPEATED_RUNS,
     },
     source::{Level, SourceOptions},
+};
+use crate::{
+    host::{self, HostError, Lockdown, Roots},
+    memory,
 };
 
 /// How large the maps are made. All are fixed at load.
@@ -82,6 +85,8 @@ impl Sizes {
             + self.slots as usize * size_of::<LineCell>()
             + size_of::<NameTable>()
             + self.cpus as usize * size_of::<Place>()
+            // PER_CPU_OFFSETS
+            + self.cpus as usize * size_of::<u64>()
             + samples::DISKS as usize * size_of::<samples::DiskSamples>()
             + samples::PENDING as usize * size_of::<Pending>()
             + self.cpus as usize * size_of::<BioBank>()
@@ -199,8 +204,8 @@ struct Attached {
     kprobes: Kprobes,
     /// Whether the CPUs were let count.
     armed: bool,
-    /// Whether the types of nvme_core were looked for while it was loaded.
-    knows_requests: bool,
+    /// Whether nvme_core was loaded when its types were looked for; None before.
+    knows_requests: Option<bool>,
 }
 
 impl std::fmt::Debug for Tracer {
@@ -254,6 +259,9 @@ impl Tracer {
     }
 
     fn load_checked(object: &[u8], table: &NameTable, options: Options) -> Result<Self, LoadError> {
+        // aya's loader reads the kernel's types for itself and does not hand them
+        // on, so they are read twice: at the same time.
+        let btf = std::thread::Builder::new().spawn(|| Btf::from_sys_fs().ok());
         let layout = KernelLayout::read(&options.roots);
         let action_name = layout.action_name.map_err(LoadError::Layout)?;
         // Without securityfs the kernel's own refusal has to do.
@@ -288,11 +296,9 @@ impl Tracer {
         let sampling = u32::from(samples);
         let request_start = request_start.unwrap_or(0);
         let sizes = options.sizes;
-        let btf = Btf::from_sys_fs().ok();
         let mut loader = EbpfLoader::new();
         BioLayout::set(bio_layout.as_ref().ok(), &mut loader);
         let mut ebpf = loader
-            .btf(btf.as_ref())
             .override_global("ACTION_NAME_OFFSET", &action_name, true)
             .override_global("KSTAT_ADDRESS", &kstat, true)
             .override_global("PER_CPU_OFFSET_ADDRESS", &per_cpu_offset, true)
@@ -316,10 +322,16 @@ impl Tracer {
             .map_max_entries("CELLS", sizes.slots)
             .map_max_entries("BANKS", sizes.cpus)
             .map_max_entries("PLACES", sizes.cpus)
+            .map_max_entries("PER_CPU_OFFSETS", sizes.cpus)
             .map_max_entries("FREE_SLOTS", sizes.slots)
             .map_max_entries("BIO_BANKS", sizes.cpus)
             .load(object)
             .map_err(|error: EbpfError| LoadError::Load(error.into()))?;
+        let btf = match btf.map(std::thread::JoinHandle::join) {
+            Ok(Ok(btf)) => btf,
+            // No thread could be had.
+            Ok(Err(_)) | Err(_) => Btf::from_sys_fs().ok(),
+        };
 
         map::<NameTable, Writable>(&ebpf, "NAMES", 1)?.fill(table);
         fill_queue(&mut ebpf, sizes.slots)?;
@@ -347,7 +359,7 @@ impl Tracer {
                     .collect(),
                 ebpf,
                 armed: false,
-                knows_requests: false,
+                knows_requests: None,
             }),
             bio_layout,
         };
@@ -558,9 +570,14 @@ impl Loaded for Tracer {
             knows_requests,
         } = &mut *attached;
         let roots = &self.options.roots;
-        if !*knows_requests {
-            *knows_requests = roots.sysfs.join("module/nvme_core").exists();
-            self.tell_request_layout();
+        // The types are read again only where there may be more of them.
+        if *knows_requests != Some(true) {
+            let is_loaded = roots.sysfs.join("module/nvme_core").exists();
+            if *knows_requests != Some(is_loaded) {
+                self.tell_request_layout();
+                memory::give_back();
+            }
+            *knows_requests = Some(is_loaded);
         }
         let (handlers, others) = attachments.split_at_mut(HANDLER_PROGRAMS);
         for one in &mut *handlers {

@@ -93,7 +93,9 @@ impl VmdIrqCounter {
     #[must_use]
     pub fn missed(&self) -> u64 {
         hook::descriptor(&self.ebpf, VMD_IRQ)
-            .and_then(|descriptor| fdinfo::read(&self.roots.procfs, descriptor).recursion_misses)
+            .and_then(|descriptor| {
+                fdinfo::read(&self.roots.procfs, descriptor, false).recursion_misses
+            })
             .unwrap_or_default()
     }
 }

@@ -10,16 +10,18 @@ use nix::time::{ClockId, clock_gettime};
 use tokio::sync::oneshot;
 
 use super::{
-    Detail, Host, Probe, ProbeState, Snapshot,
+    Counters, Detail, Host, Probe, ProbeState, Snapshot,
+    groups::Groups,
     owners::Owners,
     probes::HANDLER_COMPLETIONS,
     rare::{ByName, Rare},
     source::{SnapshotError, SnapshotSource, SourceOptions},
+    sums,
 };
 use crate::{
     helper::Helper,
-    host::{self, Roots, activity::Activity},
-    logging,
+    host::{self, Roots, activity::Activity, topology::Topology},
+    logging, memory,
     probes::{
         Loaded, Tracer, messages,
         msi_messages::{Messages, Ring, Stream},
@@ -47,6 +49,15 @@ pub struct Live {
 struct Known {
     owners: Owners,
     rare: Rare,
+    /// Which lines are summed, by the last reading; none until sums are asked for.
+    groups: Option<(Groups, Topology)>,
+}
+
+/// What is read beside the counters of lines.
+struct Others {
+    taken_ns: u64,
+    counters: Counters,
+    counted: ByName,
 }
 
 impl Live {
@@ -176,33 +187,27 @@ impl Live {
     /// A Snapshot, and how long after our counters the kernel's were read, in
     /// nanoseconds.
     fn take(&self) -> Result<(Snapshot, u64), SnapshotError> {
-        let taken_ns = now_ns().map_err(SnapshotError::new)?;
-        let mut counters = self.loaded.arrays().counters();
-        let counted = self.counted_by_name().map_err(SnapshotError::new)?;
+        let mut others = self.others()?;
         let probes = self.probes();
         let mut known = lock(&self.known);
-        let Known { owners, rare } = &mut *known;
-        let news = rare.has_news(&counted);
-        if owners.assign(&mut counters, news, || host::read(&self.roots))
-            && let Some(topology) = owners.last_reading()
-        {
-            rare.hand_over(topology, &counted);
+        let (_, is_new) = self.assign(&mut known, &mut others);
+        let topology = known.owners.topology();
+        if is_new {
+            memory::give_back();
         }
-        rare.assign(&mut counters, &counted);
-        let topology = owners.topology();
         let apart_ns = now_ns()
             .map_err(SnapshotError::new)?
-            .saturating_sub(taken_ns);
+            .saturating_sub(others.taken_ns);
         let activity = self
             .activity
             .then(|| Activity::read(&self.roots, &topology));
         let snapshot = Snapshot {
-            taken_ns,
+            taken_ns: others.taken_ns,
             counting_since_ns: self.counting_since_ns,
             detail: Detail::Lines,
             host: self.host.clone(),
             topology,
-            counters,
+            counters: others.counters,
             probes,
             activity,
         };
@@ -215,6 +220,77 @@ fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl Live {
+    fn others(&self) -> Result<Others, SnapshotError> {
+        Ok(Others {
+            taken_ns: now_ns().map_err(SnapshotError::new)?,
+            counters: self.loaded.arrays().counters_without_lines(),
+            counted: self.counted_by_name().map_err(SnapshotError::new)?,
+        })
+    }
+
+    /// Labels every line with its owner; returns the lines' slots, and whether
+    /// sysfs was read for it.
+    fn assign(&self, known: &mut Known, others: &mut Others) -> (Vec<u32>, bool) {
+        let Known {
+            owners,
+            rare,
+            groups,
+        } = known;
+        let Others {
+            taken_ns: _,
+            counters,
+            counted,
+        } = others;
+        let mut slots = Vec::new();
+        let arrays = self.loaded.arrays();
+        arrays.each_line(|slot, cell| {
+            slots.push(slot);
+            counters.lines.push(arrays.line_counts(cell));
+        });
+        let news = rare.has_news(counted);
+        let is_new = owners.assign(counters, news, || host::read(&self.roots));
+        if is_new {
+            *groups = None;
+            if let Some(topology) = owners.last_reading() {
+                rare.hand_over(topology, counted);
+            }
+        }
+        rare.assign(counters, counted);
+        (slots, is_new)
+    }
+
+    /// Sums by the last reading. None, and nothing done, where that does not do.
+    fn sums_of(&self, known: &Known, others: &mut Others) -> Option<Topology> {
+        let Known {
+            owners,
+            rare,
+            groups,
+        } = known;
+        let Others {
+            taken_ns: _,
+            counters,
+            counted,
+        } = others;
+        let (groups, topology) = groups.as_ref()?;
+        let mut sums = groups.empty();
+        let arrays = self.loaded.arrays();
+        arrays.each_line(|slot, cell| {
+            if !groups.add(&mut sums, slot, &arrays.run_counts(cell)) {
+                counters.lines.push(arrays.line_counts(cell));
+            }
+        });
+        if rare.has_news(counted) || owners.need_reading(counters) {
+            counters.lines.clear();
+            return None;
+        }
+        owners.label(counters);
+        counters.lines.append(&mut sums);
+        rare.assign(counters, counted);
+        Some(topology.clone())
+    }
+}
+
 impl SnapshotSource for Live {
     fn snapshot(&self) -> Result<Snapshot, SnapshotError> {
         if self.activity {
@@ -222,6 +298,51 @@ impl SnapshotSource for Live {
         } else {
             self.take().map(|(snapshot, _)| snapshot)
         }
+    }
+
+    fn sums(&self) -> Result<Snapshot, SnapshotError> {
+        if self.activity {
+            return Ok(self.snapshot()?.sums());
+        }
+        let mut others = self.others()?;
+        let probes = self.probes();
+        let mut known = lock(&self.known);
+        let known_sums = self.sums_of(&known, &mut others);
+        let is_new = known_sums.is_none();
+        let topology = match known_sums {
+            Some(topology) => topology,
+            None => {
+                let (slots, _whether_read) = self.assign(&mut known, &mut others);
+                let owners = &known.owners;
+                // What earlier owners had comes behind, without a slot.
+                let lines = slots.into_iter().zip(&others.counters.lines);
+                let plain = lines.filter(|(_, line)| owners.has_one_owner(line));
+                let groups = Groups::new(plain);
+                let topology = owners
+                    .last_reading()
+                    .map(Topology::outline)
+                    .unwrap_or_default();
+                known.groups = Some((groups, topology.clone()));
+                topology
+            }
+        };
+        drop(known);
+        let Counters { lines, samples, .. } = &mut others.counters;
+        *lines = sums::lines(lines);
+        *samples = sums::samples(samples);
+        if is_new {
+            memory::give_back();
+        }
+        Ok(Snapshot {
+            taken_ns: others.taken_ns,
+            counting_since_ns: self.counting_since_ns,
+            detail: Detail::Sums,
+            host: self.host.clone(),
+            topology,
+            counters: others.counters,
+            probes,
+            activity: None,
+        })
     }
 
     fn attach_pending(&self) {

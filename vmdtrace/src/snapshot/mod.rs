@@ -6,6 +6,7 @@
 mod attribution;
 pub mod bio;
 mod counts;
+mod groups;
 pub mod live;
 mod owners;
 pub mod probes;

@@ -10,6 +10,7 @@
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
     hash::Hash,
+    sync::Arc,
 };
 
 use super::{Counters, DiskSamples, LineCounts, LineKind, RunCounts, SampleCounts};
@@ -46,11 +47,11 @@ trait Owned: Clone {
 
 impl Owned for LineCounts {
     /// Interrupt number and action name.
-    type Key = (u32, String);
+    type Key = (u32, Box<str>);
     type Counts = RunCounts;
 
     fn key(&self) -> Self::Key {
-        (self.irq, self.action.clone())
+        (self.irq, self.action.as_str().into())
     }
 
     fn may_be_owned(&self) -> bool {
@@ -125,8 +126,9 @@ impl Owned for DiskSamples {
 /// Who owns a thing now, and what had been counted on it before.
 #[derive(Clone, Debug)]
 struct Tenancy<C> {
-    owner: Owner,
-    before: Option<C>,
+    /// One for all lines of a disk: there may be 50,000 lines.
+    owner: Arc<Owner>,
+    before: Option<Box<C>>,
 }
 
 /// The owners of one sort of thing.
@@ -185,6 +187,7 @@ impl<T: Owned> Ledger<T> {
     fn hand_over(&mut self, index: &TopologyIndex<'_>, counted: &[T]) {
         self.unknown.clear();
         let boundary = self.boundary.take();
+        let mut owners: HashSet<Arc<Owner>> = HashSet::new();
         for one in counted.iter().filter(|one| one.may_be_owned()) {
             let key = one.key();
             let Some(owner) = one.owner(index) else {
@@ -192,6 +195,14 @@ impl<T: Owned> Ledger<T> {
                     self.unknown.insert(key);
                 }
                 continue;
+            };
+            let owner = match owners.get(&owner) {
+                Some(known) => Arc::clone(known),
+                None => {
+                    let owner = Arc::new(owner);
+                    owners.insert(Arc::clone(&owner));
+                    owner
+                }
             };
             let Some(tenancy) = self.known.get_mut(&key) else {
                 self.known.insert(
@@ -225,10 +236,10 @@ impl<T: Owned> Ledger<T> {
                 tenancy,
                 Tenancy {
                     owner,
-                    before: Some(until),
+                    before: Some(Box::new(until)),
                 },
             );
-            match self.past.entry((key, old.owner)) {
+            match self.past.entry((key, Owner::clone(&old.owner))) {
                 Entry::Occupied(mut past) => {
                     let past = past.get_mut().counts();
                     *past = T::combine(past, served.counts(), u64::saturating_add);
@@ -293,29 +304,37 @@ impl Owners {
         news: bool,
         read: impl FnOnce() -> Topology,
     ) -> bool {
-        let Counters {
-            lines,
-            samples,
-            cpus: _,
-            bio: _,
-            other_samples: _,
-            losses: _,
-            outside: _,
-            msi: _,
-        } = counters;
-        let news = news || self.lines.has_unheard_of(lines) || self.samples.has_unheard_of(samples);
-        let stale = self.stale || self.topology.is_none() || news;
+        let stale = news || self.need_reading(counters);
         if stale {
             let topology = read();
             let index = TopologyIndex::new(&topology);
-            self.lines.hand_over(&index, lines);
-            self.samples.hand_over(&index, samples);
+            self.lines.hand_over(&index, &counters.lines);
+            self.samples.hand_over(&index, &counters.samples);
             self.topology = Some(topology);
             self.stale = false;
         }
-        self.lines.assign(lines);
-        self.samples.assign(samples);
+        self.label(counters);
         stale
+    }
+
+    /// Whether sysfs is to be read again before these are labelled.
+    pub(super) fn need_reading(&self, counters: &Counters) -> bool {
+        self.stale
+            || self.topology.is_none()
+            || self.lines.has_unheard_of(&counters.lines)
+            || self.samples.has_unheard_of(&counters.samples)
+    }
+
+    /// Labels by the last reading. What earlier owners had comes behind.
+    pub(super) fn label(&self, counters: &mut Counters) {
+        self.lines.assign(&mut counters.lines);
+        self.samples.assign(&mut counters.samples);
+    }
+
+    /// Whether all that was ever counted on a line belongs to its owner.
+    pub(super) fn has_one_owner(&self, line: &LineCounts) -> bool {
+        let tenancy = self.lines.known.get(&line.key());
+        tenancy.is_some_and(|tenancy| tenancy.before.is_none())
     }
 }
 

@@ -17,6 +17,13 @@ pub trait SnapshotSource: Send + Sync {
     /// Reads everything now. Nothing is kept from one call to the next.
     fn snapshot(&self) -> Result<Snapshot, SnapshotError>;
 
+    /// The same with the lines of each owner summed ([`Snapshot::sums`]), or not:
+    /// for who does not ask for single lines, which may be many. What a topology
+    /// says of single lines may be left out as well.
+    fn sums(&self) -> Result<Snapshot, SnapshotError> {
+        self.snapshot()
+    }
+
     /// Tries again to attach the probes that waited for a kernel module.
     fn attach_pending(&self);
 

@@ -9,7 +9,7 @@ use crate::host::topology::{DiskPath, PciAddress};
 
 /// Lines with the same are one sum. What is never summed with anything else has
 /// its number and name in it.
-type Key = (
+pub(super) type Key = (
     LineKind,
     Option<PciAddress>,
     Option<String>,
@@ -27,39 +27,6 @@ impl Snapshot {
     /// Every sum over a disk or a controller is what it was.
     #[must_use]
     pub fn sums(&self) -> Self {
-        let mut sums: BTreeMap<Key, LineCounts> = BTreeMap::new();
-        for line in &self.counters.lines {
-            match sums.entry(key(line)) {
-                Entry::Occupied(mut sum) => {
-                    sum.get_mut()
-                        .combine(line, &mut |sum: u64, count| sum.saturating_add(count));
-                }
-                Entry::Vacant(place) => {
-                    let mut sum = line.clone();
-                    if place.key().4.is_none() {
-                        sum.irq = 0;
-                        sum.action.clear();
-                        sum.parent_irq = None;
-                    }
-                    place.insert(sum);
-                }
-            }
-        }
-        let mut samples: BTreeMap<Option<PciAddress>, DiskSamples> = BTreeMap::new();
-        for disk in &self.counters.samples {
-            match samples.entry(disk.controller.clone()) {
-                Entry::Occupied(mut sum) => {
-                    sum.get_mut()
-                        .combine(disk, &mut |sum: u64, count| sum.saturating_add(count));
-                }
-                Entry::Vacant(place) => {
-                    place.insert(DiskSamples {
-                        disk: String::new(),
-                        ..disk.clone()
-                    });
-                }
-            }
-        }
         let mut activity = self.activity.clone();
         if let Some(activity) = &mut activity {
             activity.cpus.clear();
@@ -72,9 +39,9 @@ impl Snapshot {
             host: self.host.clone(),
             topology: self.topology.clone(),
             counters: Counters {
-                lines: sums.into_values().collect(),
+                lines: lines(&self.counters.lines),
                 cpus: self.counters.cpus.clone(),
-                samples: samples.into_values().collect(),
+                samples: samples(&self.counters.samples),
                 other_samples: self.counters.other_samples.clone(),
                 bio: self.counters.bio.clone(),
                 losses: self.counters.losses.clone(),
@@ -87,7 +54,64 @@ impl Snapshot {
     }
 }
 
-fn key(line: &LineCounts) -> Key {
+/// The lines of each owner summed.
+pub(super) fn lines(lines: &[LineCounts]) -> Vec<LineCounts> {
+    let mut sums: BTreeMap<Key, LineCounts> = BTreeMap::new();
+    for line in lines {
+        match sums.entry(key(line)) {
+            Entry::Occupied(mut sum) => {
+                sum.get_mut()
+                    .combine(line, &mut |sum: u64, count| sum.saturating_add(count));
+            }
+            Entry::Vacant(place) => {
+                let sum = if is_alone(place.key()) {
+                    line.clone()
+                } else {
+                    of_one(line)
+                };
+                place.insert(sum);
+            }
+        }
+    }
+    sums.into_values().collect()
+}
+
+/// The samples of each controller's disks summed.
+pub(super) fn samples(of_disks: &[DiskSamples]) -> Vec<DiskSamples> {
+    let mut sums: BTreeMap<Option<PciAddress>, DiskSamples> = BTreeMap::new();
+    for disk in of_disks {
+        match sums.entry(disk.controller.clone()) {
+            Entry::Occupied(mut sum) => {
+                sum.get_mut()
+                    .combine(disk, &mut |sum: u64, count| sum.saturating_add(count));
+            }
+            Entry::Vacant(place) => {
+                place.insert(DiskSamples {
+                    disk: String::new(),
+                    ..disk.clone()
+                });
+            }
+        }
+    }
+    sums.into_values().collect()
+}
+
+/// Whether it is never summed with anything else.
+pub(super) fn is_alone(key: &Key) -> bool {
+    key.4.is_some()
+}
+
+/// The sum of one line.
+pub(super) fn of_one(line: &LineCounts) -> LineCounts {
+    LineCounts {
+        irq: 0,
+        action: String::new(),
+        parent_irq: None,
+        ..line.clone()
+    }
+}
+
+pub(super) fn key(line: &LineCounts) -> Key {
     let has_owner = line.controller.is_some() || line.disk.is_some();
     let is_alone = line.kind == LineKind::Watched || !has_owner;
     (

@@ -69,7 +69,7 @@ async fn healthz() -> &'static str {
 
 /// Whether interrupts are being counted now.
 async fn readyz(State(app): State<App>) -> Response {
-    match app.blocking(|source| source.snapshot()).await {
+    match app.blocking(|source| source.sums()).await {
         Ok(Ok(snapshot)) => match snapshot.interrupt_accounting() {
             Ok(()) => "ready: interrupts are being counted\n".into_response(),
             Err(reason) => {

@@ -12,6 +12,8 @@ use crate::{Setup, host};
 pub(crate) const ENTRY: &str = "guest-programs";
 pub(crate) const BPFTRACE_ENTRY: &str = "guest-bpftrace";
 pub(crate) const MKE2FS_ENTRY: &str = "guest-mke2fs";
+pub(crate) const HARDIRQS_ENTRY: &str = "hardirqs";
+const HARDIRQS: &str = "/usr/sbin/hardirqs-libbpf";
 pub(crate) const IRQBALANCE_ENTRY: &str = "guest-irqbalance";
 const BPFTRACE: &str = "/usr/bin/bpftrace";
 const MKE2FS: &str = "/usr/sbin/mke2fs";
@@ -57,6 +59,11 @@ pub(crate) fn ensure(setup: &Setup) -> Result<GuestPrograms> {
 /// Large, so it is not in every guest.
 pub(crate) fn ensure_bpftrace(setup: &Setup) -> Result<Program> {
     one_program(setup, BPFTRACE_ENTRY, "bpftrace", BPFTRACE)
+}
+
+/// The peer that vmdtrace's cost is compared with.
+pub(crate) fn ensure_hardirqs(setup: &Setup) -> Result<Program> {
+    one_program(setup, HARDIRQS_ENTRY, "libbpf-tools", HARDIRQS)
 }
 
 /// Makes file systems for the guest's disks.

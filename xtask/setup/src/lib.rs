@@ -103,6 +103,11 @@ impl Setup {
         guest::ensure_bpftrace(self)
     }
 
+    /// hardirqs of libbpf-tools with its libraries, which the bench compares with.
+    pub fn hardirqs(&self) -> Result<Program> {
+        guest::ensure_hardirqs(self)
+    }
+
     /// irqbalance with its libraries.
     pub fn guest_irqbalance(&self) -> Result<Program> {
         guest::ensure_irqbalance(self)
@@ -197,6 +202,7 @@ impl Setup {
             kernel::entry(""),
             guest::BPFTRACE_ENTRY.to_owned(),
             guest::MKE2FS_ENTRY.to_owned(),
+            guest::HARDIRQS_ENTRY.to_owned(),
             guest::IRQBALANCE_ENTRY.to_owned(),
             debian_root::ENTRY.to_owned(),
         ] {

@@ -1,5 +1,6 @@
 //! One module per command.
 
+pub(crate) mod bench;
 pub(crate) mod build;
 pub(crate) mod dashboards;
 pub(crate) mod demo;
