@@ -12,6 +12,7 @@ use vmdtrace_common::{
     loss,
     msi::{self, MsiTotals, OperationKey},
     samples::{DISKS, DiskSamples, PENDING, Pending},
+    shares::Share,
 };
 
 const MAPPED: usize = BPF_F_MMAPABLE as usize;
@@ -71,6 +72,15 @@ pub(crate) static MSI_MESSAGES: RingBuf<msi::Message, { msi::RING_BYTES }> = Rin
 /// By CPU number: where it is. Filled by user space.
 #[btf_map]
 pub(crate) static PLACES: Array<Place, 1, MAPPED> = Array::new();
+
+/// Whose the lines are: `vmdtrace_common::shares`, eight slots in a word. Filled by
+/// user space; of one element where shares are not counted.
+#[btf_map]
+pub(crate) static LINE_OWNERS: Array<u64, 1, MAPPED> = Array::new();
+
+/// By CPU number and owner; of one element where they are not counted.
+#[btf_map]
+pub(crate) static SHARES: Array<Share, 1, MAPPED> = Array::new();
 
 /// By disk number + 1.
 #[btf_map]

@@ -20,6 +20,12 @@ use crate::snapshot::{
     bio::{BioAllocations, BioContext, BioDestination, BioFrees, BioPurpose, BioRegime},
 };
 
+/// A line's action name.
+#[must_use]
+pub fn action_of(cell: &LineCell) -> String {
+    String::from_utf8_lossy(&cell.name.bytes().collect::<Vec<_>>()).into_owned()
+}
+
 /// A line's counters. Its owner is not known here.
 #[must_use]
 pub fn line_counts(cell: &LineCell, cells: &[LineCell], repeats_known: bool) -> LineCounts {
@@ -43,7 +49,7 @@ pub fn line_counts(cell: &LineCell, cells: &[LineCell], repeats_known: bool) -> 
         kind,
         next: _,
         ready: _,
-        name,
+        name: _,
         disk: _,
         reserved: _,
     } = *cell;
@@ -52,7 +58,7 @@ pub fn line_counts(cell: &LineCell, cells: &[LineCell], repeats_known: bool) -> 
         .and_then(|slot| cells.get(slot as usize));
     LineCounts {
         irq,
-        action: String::from_utf8_lossy(&name.bytes().collect::<Vec<_>>()).into_owned(),
+        action: action_of(cell),
         kind: match kind {
             kind::VMD_VECTOR => LineKind::VmdVector,
             kind::NVME => LineKind::Nvme,

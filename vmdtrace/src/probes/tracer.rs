@@ -18,11 +18,12 @@ use vmdtrace_common::{
     loss::MAX_OUTSIDE_DISKS,
     msi::MsiTotals,
     samples::{self, Pending},
+    shares::Share,
 };
 
 use super::{
     bio::{self, BioLayout},
-    counts::{bio_counts, cpu_counts, line_counts, sample_counts},
+    counts::{action_of, bio_counts, cpu_counts, line_counts, sample_counts},
     hook::{self, Hook},
     kernel::{InterruptLayout, KernelLayout, Missing},
     losses::{self, LossesByName},
@@ -34,7 +35,9 @@ use super::{
     outside::{self, OutsideByName},
     privileges,
     programs::{Attachment, HANDLER_PROGRAMS, Kprobes, PROGRAMS, Spec},
-    requests, threads,
+    requests,
+    shares::{self, NumberedShare, Shares},
+    threads,
 };
 use crate::host::{HostError, Lockdown, Roots};
 use crate::snapshot::{
@@ -71,7 +74,8 @@ impl Sizes {
         }
     }
 
-    /// Bytes of the maps that grow with the host, or are large on any.
+    /// Bytes of the maps that grow with the host, or are large on any; without those of
+    /// [`Options::shares`].
     #[must_use]
     pub fn bytes(self) -> usize {
         self.cpus as usize * size_of::<CpuBank>()
@@ -86,6 +90,13 @@ impl Sizes {
             + CALLS as usize * size_of::<BioCall>()
             + MAX_OUTSIDE_DISKS * self.cpus as usize * size_of::<u64>()
     }
+
+    /// Bytes of those of [`Options::shares`].
+    #[must_use]
+    pub fn bytes_of_shares(self) -> usize {
+        let shares::Lengths { owners, shares } = shares::lengths(self, true);
+        owners as usize * size_of::<u64>() + shares as usize * size_of::<Share>()
+    }
 }
 
 /// What to load and how.
@@ -98,6 +109,8 @@ pub struct Options {
     /// Whether kprobes may be made: they are entries of a list of the kernel's
     /// that everybody sees.
     pub kprobes: bool,
+    /// Whether what each CPU does for each controller is counted.
+    pub shares: bool,
     pub roots: Roots,
 }
 
@@ -185,6 +198,8 @@ pub struct Tracer {
     bio_banks: MappedArray<BioBank>,
     bio_sets: MappedArray<BioSet>,
     bio_regimes: MappedArray<u64>,
+    /// Where they are counted.
+    shares: Option<Shares>,
     /// Or why bios cannot be followed.
     bio_layout: Result<BioLayout, String>,
     options: Options,
@@ -274,6 +289,8 @@ impl Tracer {
         let sampling = u32::from(samples);
         let request_start = request_start.unwrap_or(0);
         let sizes = options.sizes;
+        let count_shares = u32::from(options.shares);
+        let of_shares = shares::lengths(sizes, options.shares);
         let btf = Btf::from_sys_fs().ok();
         let mut loader = EbpfLoader::new();
         BioLayout::set(bio_layout.as_ref().ok(), &mut loader);
@@ -298,12 +315,15 @@ impl Tracer {
             .override_global("CTX_CPU_OFFSET", &ctx_cpu, true)
             .override_global("SAMPLING", &sampling, true)
             .override_global("REQUEST_START_OFFSET", &request_start, true)
+            .override_global("COUNT_SHARES", &count_shares, true)
             .map_max_entries("LINES", sizes.interrupts)
             .map_max_entries("CELLS", sizes.slots)
             .map_max_entries("BANKS", sizes.cpus)
             .map_max_entries("PLACES", sizes.cpus)
             .map_max_entries("FREE_SLOTS", sizes.slots)
             .map_max_entries("BIO_BANKS", sizes.cpus)
+            .map_max_entries(shares::LINE_OWNERS, of_shares.owners)
+            .map_max_entries(shares::SHARES, of_shares.shares)
             .load(object)
             .map_err(|error: EbpfError| LoadError::Load(error.into()))?;
 
@@ -321,6 +341,14 @@ impl Tracer {
             bio_banks: map(&ebpf, "BIO_BANKS", sizes.cpus)?,
             bio_sets: map(&ebpf, "BIO_SETS", SETS as u32)?,
             bio_regimes: map(&ebpf, "BIO_REGIMES", 1)?,
+            shares: if options.shares {
+                Some(Shares::new(
+                    map(&ebpf, shares::LINE_OWNERS, of_shares.owners)?,
+                    map(&ebpf, shares::SHARES, of_shares.shares)?,
+                ))
+            } else {
+                None
+            },
             options,
             repeats_unknown,
             placement_unknown,
@@ -462,6 +490,26 @@ impl Tracer {
         self.places.set_all(places);
     }
 
+    /// Tells whose each line is that has run, by number and name: a number of
+    /// [`vmdtrace_common::shares`]. Does nothing where shares are not counted. Not to
+    /// be called by two threads at once.
+    pub fn set_owners(&self, mut owner: impl FnMut(u32, &str) -> u8) {
+        let Some(shares) = &self.shares else {
+            return;
+        };
+        for (slot, cell) in (0..).zip(self.cells.iter()) {
+            if cell.ready != 0 {
+                shares.set_owner(slot, owner(cell.irq, &action_of(&cell)));
+            }
+        }
+    }
+
+    /// What each CPU did for each owner so far; nothing where that is not counted.
+    #[must_use]
+    pub fn shares(&self) -> Vec<NumberedShare> {
+        self.shares.iter().flat_map(Shares::read).collect()
+    }
+
     /// Everything counted so far, without who owns the lines. No system call.
     #[must_use]
     pub fn counters(&self) -> Counters {
@@ -480,6 +528,7 @@ impl Tracer {
             // Live joins these with the disks and controllers.
             losses: Losses::default(),
             outside: Vec::new(),
+            shares: Vec::new(),
             msi: MsiCounts::default(),
             samples: samples.collect(),
             other_samples,
@@ -731,5 +780,7 @@ mod tests {
         let sizes = Sizes::for_host(256, lines);
         assert!(sizes.slots > lines && sizes.interrupts > lines);
         assert!(sizes.bytes() < 16 << 20, "{} bytes", sizes.bytes());
+        let more = sizes.bytes_of_shares();
+        assert!(more < 384 << 10, "{more} bytes");
     }
 }

@@ -9,6 +9,7 @@ use super::{
     Detail, Host, Snapshot,
     owners::Owners,
     rare::{ByName, Rare},
+    shares::Numbers,
     source::{SnapshotError, SnapshotSource, SourceOptions},
 };
 use crate::{
@@ -32,6 +33,7 @@ pub struct Live {
 struct Known {
     owners: Owners,
     rare: Rare,
+    numbers: Numbers,
 }
 
 impl Live {
@@ -61,6 +63,7 @@ impl Live {
             also_lines,
             level,
             kprobes,
+            shares,
             activity,
         } = options;
         let possible_cpus = host::possible_cpus(roots)?;
@@ -69,6 +72,7 @@ impl Live {
             level: *level,
             also_lines: also_lines.clone(),
             kprobes: *kprobes,
+            shares: *shares,
             roots: roots.clone(),
         })?;
         if let Some(logger) = tracer.take_logger() {
@@ -116,16 +120,24 @@ impl Live {
     fn take(&self) -> Result<(Snapshot, u64), SnapshotError> {
         let taken_ns = now_ns().map_err(SnapshotError::new)?;
         let mut counters = self.tracer.counters();
+        let shares = self.tracer.shares();
         let counted = self.counted_by_name().map_err(SnapshotError::new)?;
         let probes = self.tracer.probes();
         let mut known = lock(&self.known);
-        let Known { owners, rare } = &mut *known;
+        let Known {
+            owners,
+            rare,
+            numbers,
+        } = &mut *known;
         let news = rare.has_news(&counted);
         if owners.assign(&mut counters, news, || host::read(&self.roots))
             && let Some(topology) = owners.last_reading()
         {
             rare.hand_over(topology, &counted);
+            let owner = |irq, action: &str| numbers.of_line(owners, irq, action);
+            self.tracer.set_owners(owner);
         }
+        counters.shares = numbers.resolve(shares);
         rare.assign(&mut counters, &counted);
         let topology = owners.topology();
         let apart_ns = now_ns()
@@ -170,6 +182,8 @@ impl SnapshotSource for Live {
         self.tracer.raise_generation();
         let mut known = lock(&self.known);
         known.owners.changed(|| self.tracer.counters());
+        // Of nobody until the next reading.
+        self.tracer.set_owners(|_, _| 0);
         match self.counted_by_name() {
             Ok(counted) => known.rare.changed(counted),
             Err(error) => tracing::debug!("rare events cannot be read: {error:#}"),

@@ -265,6 +265,16 @@ impl Owners {
         self.topology.clone().unwrap_or_default()
     }
 
+    /// A line's controller and path, once a reading told them.
+    pub(super) fn of_line(
+        &self,
+        irq: u32,
+        action: &str,
+    ) -> Option<(Option<&PciAddress>, Option<DiskPath>)> {
+        let tenancy = self.lines.known.get(&(irq, action.to_owned()))?;
+        Some((tenancy.owner.controller.as_ref(), tenancy.owner.path))
+    }
+
     /// Devices came or went; `counted` is what has been counted until now.
     pub(super) fn changed(&mut self, counted: impl FnOnce() -> Counters) {
         if !self.stale {
@@ -278,6 +288,8 @@ impl Owners {
                 losses: _,
                 outside: _,
                 msi: _,
+                // The programs were told whose they are.
+                shares: _,
             } = counted();
             self.lines.draw_boundary(lines);
             self.samples.draw_boundary(samples);
@@ -302,6 +314,7 @@ impl Owners {
             losses: _,
             outside: _,
             msi: _,
+            shares: _,
         } = counters;
         let news = news || self.lines.has_unheard_of(lines) || self.samples.has_unheard_of(samples);
         let stale = self.stale || self.topology.is_none() || news;
@@ -373,6 +386,12 @@ mod tests {
         owners.assign(&mut counters, false, || topology(&[]));
         assert_eq!(counters.lines[0].disk.as_deref(), Some("nvme0"));
         assert_eq!(counters.lines[0].path, Some(DiskPath::VmdBypass));
+        let controller = PciAddress("0000:97:00.5".into());
+        assert_eq!(
+            owners.of_line(40, "nvme0q1"),
+            Some((Some(&controller), Some(DiskPath::VmdBypass)))
+        );
+        assert_eq!(owners.of_line(40, "nvme0q2"), None);
     }
 
     #[test]
