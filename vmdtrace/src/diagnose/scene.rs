@@ -298,7 +298,7 @@ impl Scene {
                 self.elsewhere
             };
             let ticks = |share: f64| (share * wall as f64).round() as u64;
-            let interrupt = ns[cpu as usize] * TICKS / 1_000_000_000;
+            let interrupt = ns[cpu as usize] / (1_000_000_000 / TICKS);
             let (user, system, softirq) =
                 (ticks(work.user), ticks(work.system), ticks(work.softirq));
             // Time in interrupts is in no field, and none of it is idle.
