@@ -167,7 +167,7 @@ fn files(guest: &Guest) -> Vec<String> {
     let line = "find / -xdev -path /var/lib/dpkg -prune -o -path /var/log -prune \
                 -o -path /var/lib/systemd/timers -prune -o -path /tmp -prune -o -path /var/tmp -prune \
                 -o -print; find /run -path /run/systemd -prune -o -path /run/udev -prune \
-                -o -path /run/log -prune -o -path /run/lab -prune -o -print; ls -d /run/systemd/dynamic-uid/*; \
+                -o -path /run/log -prune -o -path /run/lab -prune -o -path '/run/agetty*' -prune -o -print; ls -d /run/systemd/dynamic-uid/*; \
                 ls /sys/kernel/tracing/kprobe_events /etc/systemd/system";
     let text = shell(guest, line).stdout_text();
     let mut files: Vec<_> = text.lines().map(str::to_owned).collect();
