@@ -16,6 +16,8 @@
 //! - A run is counted at its exit.
 //! - A completion belongs to the innermost frame, with its distance, and is counted
 //!   on the line at the end of that run; without a frame it is one outside.
+//! - Where shares are counted, a run at depth 0 and its time go to its CPU's share of
+//!   the line's owner, and so do the completions of every run.
 //! - A CPU that is not armed counts nothing: the programs may have been attached
 //!   in the middle of a handler, and its children would look like runs of their
 //!   own.
@@ -30,6 +32,7 @@ use crate::{
     names::Name,
     placement::{self, RemoteCounts, distance},
     samples,
+    shares::{self, Share},
 };
 
 /// Answer to [`World::take_slot`].
@@ -62,6 +65,12 @@ pub trait World {
     fn cell(&mut self, slot: u32) -> Option<&mut LineCell>;
     /// Marks a slot's cell as described, after everything that describes it.
     fn publish(&mut self, slot: u32);
+    /// Whether what each CPU does for each owner is counted.
+    fn counts_shares(&mut self) -> bool;
+    /// The owner of a slot's line, as user space told it; 0 until then.
+    fn owner(&mut self, slot: u32) -> u8;
+    /// This CPU's share of an owner.
+    fn share(&mut self, owner: u32) -> Option<&mut Share>;
     /// Said once for each interrupt number: a line of ours has no slot, because
     /// none is free or the number has had too many names.
     fn no_slot(&mut self, irq: u32);
@@ -171,6 +180,9 @@ pub fn exit<W: World>(
         }
     }
 
+    if world.counts_shares() && (at == 0 || frame.completions != 0) {
+        add_to_share(world, &frame, at == 0, inclusive_ns);
+    }
     if frame.slot == NO_SLOT {
         bank.unassigned_completions += u64::from(frame.completions);
         return;
@@ -196,6 +208,33 @@ pub fn exit<W: World>(
         cell.child_runs += u64::from(frame.child_runs);
         cell.child_unhandled_runs += u64::from(frame.child_unhandled_runs);
         cell.child_completions += u64::from(frame.child_completions);
+    }
+}
+
+/// A run that ended, in this CPU's share of the line's owner.
+#[inline(always)]
+fn add_to_share<W: World>(world: &mut W, frame: &Frame, outermost: bool, inclusive_ns: u64) {
+    let told = match frame.slot {
+        NO_SLOT => 0,
+        slot => world.owner(slot),
+    };
+    let owner = match frame.kind {
+        kind::WATCHED if frame.slot != NO_SLOT => shares::WATCHED,
+        _ => u32::from(told & !shares::REMAPPED),
+    };
+    let resent = match frame.kind {
+        kind::OTHER_CHILD => true,
+        kind::NVME => told & shares::REMAPPED != 0,
+        _ => false,
+    };
+    let Some(share) = world.share(owner) else {
+        return;
+    };
+    share.completions += u64::from(frame.completions);
+    if outermost {
+        share.depth0_runs += 1;
+        share.resent_runs += u64::from(resent);
+        share.interrupt_ns += inclusive_ns;
     }
 }
 

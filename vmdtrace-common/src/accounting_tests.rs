@@ -24,6 +24,10 @@ struct Machine {
     irqs_sum: Option<u64>,
     cpu: u32,
     without_slot: Vec<u32>,
+    /// By slot.
+    owners: Vec<u8>,
+    /// By CPU and owner; empty: not counted.
+    shares: Vec<Share>,
     places: Vec<Place>,
     samples: Vec<DiskSamples>,
     pending: Vec<Pending>,
@@ -74,6 +78,19 @@ impl World for Tables<'_> {
         let cell = &mut self.machine.cells[slot as usize];
         assert_eq!(cell.ready, 0, "slot {slot} is given twice");
         cell.ready = 1;
+    }
+
+    fn counts_shares(&mut self) -> bool {
+        !self.machine.shares.is_empty()
+    }
+
+    fn owner(&mut self, slot: u32) -> u8 {
+        self.machine.owners[slot as usize]
+    }
+
+    fn share(&mut self, owner: u32) -> Option<&mut Share> {
+        let index = shares::index_of(self.machine.cpu, owner);
+        self.machine.shares.get_mut(index as usize)
     }
 
     fn no_slot(&mut self, irq: u32) {
@@ -158,6 +175,8 @@ impl Machine {
             irqs_sum: None,
             cpu: 0,
             without_slot: Vec::new(),
+            owners: vec![0; slots as usize],
+            shares: vec![Share::default(); cpus * shares::OWNERS as usize],
         }
     }
 
@@ -211,6 +230,17 @@ impl Machine {
             }
             Event::Rename { action, name } => self.names[action] = name,
             Event::Counted => {}
+            Event::Own {
+                irq,
+                owner,
+                remapped,
+            } => {
+                for (cell, told) in self.cells.iter().zip(&mut self.owners) {
+                    if cell.ready != 0 && cell.irq == irq {
+                        *told = owner as u8 | if remapped { shares::REMAPPED } else { 0 };
+                    }
+                }
+            }
         }
         self.banks[cpu] = bank;
     }
@@ -257,7 +287,8 @@ fn assert_equal(machine: &Machine, model: &Model) -> Result<(), TestCaseError> {
         };
         prop_assert_eq!(&seen, expected, "line {} {}", irq, name);
     }
-    for (bank, expected) in machine.banks.iter().zip(&model.cpus) {
+    let of_cpus = machine.shares.chunks(shares::OWNERS as usize);
+    for ((bank, of_cpu), expected) in machine.banks.iter().zip(of_cpus).zip(&model.cpus) {
         let seen = model::Cpu {
             depth0_runs: bank.depth0_runs,
             completions_outside: bank.completions_outside,
@@ -268,9 +299,22 @@ fn assert_equal(machine: &Machine, model: &Model) -> Result<(), TestCaseError> {
             unmatched_exits: bank.unmatched_exits,
             overflowed_runs: bank.overflowed_runs,
             unreadable_actions: bank.unreadable_actions,
+            shares: shares_of(of_cpu),
         };
         prop_assert_eq!(&seen, expected);
+        let depth0_runs: u64 = of_cpu.iter().map(|share| share.depth0_runs).sum();
+        prop_assert_eq!(depth0_runs, bank.depth0_runs);
+        let interrupt_ns: u64 = of_cpu.iter().map(|share| share.interrupt_ns).sum();
+        prop_assert_eq!(interrupt_ns, bank.interrupt_ns);
     }
+    let in_lines: u64 = machine.cells.iter().map(|cell| cell.completions).sum();
+    let unassigned: u64 = machine
+        .banks
+        .iter()
+        .map(|it| it.unassigned_completions)
+        .sum();
+    let shared: u64 = machine.shares.iter().map(|share| share.completions).sum();
+    prop_assert_eq!(shared, in_lines + unassigned);
     let seen = machine
         .samples
         .iter()
@@ -285,6 +329,21 @@ fn assert_equal(machine: &Machine, model: &Model) -> Result<(), TestCaseError> {
         });
     prop_assert_eq!(seen.collect::<BTreeMap<_, _>>(), model.samples.clone());
     Ok(())
+}
+
+fn shares_of(of_cpu: &[Share]) -> BTreeMap<u32, model::Share> {
+    let used = (0..)
+        .zip(of_cpu)
+        .filter(|(_, share)| **share != Share::default());
+    used.map(|(owner, share)| {
+        let seen = model::Share {
+            hardware_interrupts: share.depth0_runs - share.resent_runs,
+            resent_runs: share.resent_runs,
+            completions: share.completions,
+        };
+        (owner, seen)
+    })
+    .collect()
 }
 
 /// By distance, what is local first.
@@ -642,4 +701,43 @@ fn a_number_with_too_many_names_is_said_once_and_takes_no_more_slots() {
     assert_eq!(taken, MAX_NAMES_PER_IRQ as usize);
     assert_eq!(machine.banks[0].unassigned_runs, 2);
     assert_eq!(machine.without_slot, [1]);
+}
+
+#[test]
+fn a_share_is_of_the_owner_told_when_the_run_ends() {
+    let mut machine = named(&["vmd0", "nvme0q1"]);
+    let run = [
+        enter_line(1, 0),
+        enter_line(2, 1),
+        Event::Completion { request: 2 },
+        exit_line(2, 1, true),
+        exit_line(1, 0, true),
+    ];
+    let own = |irq| Event::Own {
+        irq,
+        owner: 5,
+        remapped: true,
+    };
+    machine.run(&run);
+    machine.run(&[own(1), own(2)]);
+    machine.run(&run);
+    // Re-sent: outside the vector.
+    machine.run(&[enter_line(2, 1), exit_line(2, 1, true)]);
+    let share = |owner| machine.shares[shares::index_of(0, owner) as usize];
+    let expected = |depth0_runs, resent_runs, interrupt_ns| Share {
+        depth0_runs,
+        resent_runs,
+        interrupt_ns,
+        completions: 1,
+    };
+    assert_eq!(share(shares::UNASSIGNED), expected(1, 0, 30));
+    assert_eq!(share(5), expected(2, 1, 40));
+}
+
+#[test]
+fn nothing_is_shared_where_that_is_not_asked_for() {
+    let mut machine = named(&["nvme0q1"]);
+    machine.shares.clear();
+    machine.run(&[enter_line(1, 0), exit_line(1, 0, true)]);
+    assert_eq!(machine.banks[0].depth0_runs, 1);
 }

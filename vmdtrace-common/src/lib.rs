@@ -21,6 +21,7 @@ pub mod msi;
 pub mod names;
 pub mod placement;
 pub mod samples;
+pub mod shares;
 
 pub use accounting::{CompletionWorld, Taken, World, completion, enter, exit};
 pub use cells::{CpuBank, Frame, LineCell, LineEntry};

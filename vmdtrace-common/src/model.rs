@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use proptest::prelude::*;
 
-use crate::cells::kind;
+use crate::{cells::kind, shares};
 
 /// Number of made-up actions in a stream.
 pub const ACTIONS: usize = 10;
@@ -73,6 +73,12 @@ pub enum Event {
     },
     /// The kernel counted an interrupt on this CPU.
     Counted,
+    /// It was told whose all lines of this number are that have run.
+    Own {
+        irq: u32,
+        owner: u32,
+        remapped: bool,
+    },
 }
 
 /// Kind that a name stands for by itself, as the tests' name table has it:
@@ -132,6 +138,16 @@ pub struct Cpu {
     pub unmatched_exits: u64,
     pub overflowed_runs: u64,
     pub unreadable_actions: u64,
+    /// What it did for each owner; of those it did something for.
+    pub shares: BTreeMap<u32, Share>,
+}
+
+/// What a CPU did for one owner.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Share {
+    pub hardware_interrupts: u64,
+    pub resent_runs: u64,
+    pub completions: u64,
 }
 
 /// Samples of one disk, by number; None: of no disk.
@@ -186,6 +202,8 @@ pub struct Model {
     /// Whether the kernel's interrupt count can be read.
     counted: Option<Vec<u64>>,
     previous: HashMap<LineKey, (usize, u64, usize)>,
+    /// Owner, and whether it remaps.
+    owners: HashMap<LineKey, (u32, bool)>,
     slots: usize,
     max_depth: usize,
     max_names: usize,
@@ -209,6 +227,7 @@ impl Model {
             generation: 0,
             counted: sees_counts.then(|| vec![0; cpus]),
             previous: HashMap::new(),
+            owners: HashMap::new(),
             slots,
             max_depth: crate::cells::MAX_DEPTH as usize,
             max_names: crate::cells::MAX_NAMES_PER_IRQ as usize,
@@ -252,6 +271,15 @@ impl Model {
                 if let Some(counts) = &mut self.counted {
                     counts[cpu] += 1;
                 }
+            }
+            Event::Own {
+                irq,
+                owner,
+                remapped,
+            } => {
+                let lines = self.lines.keys().filter(|(number, _)| *number == irq);
+                let told = lines.map(|line| (line.clone(), (owner, remapped)));
+                self.owners.extend(told);
             }
         }
     }
@@ -428,6 +456,7 @@ impl Model {
             Some(_) => {}
         }
         let nested = !self.stacks[cpu].is_empty();
+        self.share(cpu, &run, nested);
         let Some(key) = run.line else {
             self.cpus[cpu].unassigned_completions += run.completions;
             return;
@@ -457,6 +486,27 @@ impl Model {
             .sum::<u64>();
     }
 
+    /// Every run that no other was around, and every completion, is of somebody.
+    fn share(&mut self, cpu: usize, run: &Running, nested: bool) {
+        let told = run.line.as_ref().and_then(|line| self.owners.get(line));
+        let (owner, remapped) = match (&run.line, told) {
+            (Some(_), _) if run.kind == kind::WATCHED => (shares::WATCHED, false),
+            (_, Some(told)) => *told,
+            (_, None) => (shares::UNASSIGNED, false),
+        };
+        if nested && run.completions == 0 {
+            return;
+        }
+        let share = self.cpus[cpu].shares.entry(owner).or_default();
+        share.completions += run.completions;
+        let by_software = run.kind == kind::OTHER_CHILD || run.kind == kind::NVME && remapped;
+        match (nested, by_software) {
+            (true, _) => {}
+            (false, true) => share.resent_runs += 1,
+            (false, false) => share.hardware_interrupts += 1,
+        }
+    }
+
     fn forget(&mut self, cpu: usize, from: usize) {
         while self.stacks[cpu].len() > from {
             if let Some(stale) = self.stacks[cpu].pop() {
@@ -479,6 +529,8 @@ fn any_event() -> impl Strategy<Value = Event> {
     let action = 0..ACTIONS;
     prop_oneof![
         8 => (irq.clone(), action.clone()).prop_map(|(irq, action)| Event::Enter { irq, action }),
+        4 => (irq.clone(), 0..shares::OWNERS, any::<bool>())
+            .prop_map(|(irq, owner, remapped)| Event::Own { irq, owner, remapped }),
         8 => (irq, action.clone(), any::<bool>())
             .prop_map(|(irq, action, handled)| Event::Exit { irq, action, handled }),
         3 => (0..REQUESTS).prop_map(|request| Event::Completion { request }),

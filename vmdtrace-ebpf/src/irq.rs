@@ -7,7 +7,7 @@
 
 use aya_ebpf::{macros::raw_tracepoint, programs::RawTracePointContext};
 use aya_log_ebpf::warn;
-use vmdtrace_common::{CpuBank, LineCell, LineEntry, Name, Taken, World};
+use vmdtrace_common::{CpuBank, LineCell, LineEntry, Name, Taken, World, shares::Share};
 
 use crate::{kernel, maps::FREE_SLOTS};
 
@@ -68,6 +68,21 @@ impl World for Kernel<'_> {
         if let Some(cell) = kernel::cell(slot) {
             cell.ready = 1;
         }
+    }
+
+    #[inline(always)]
+    fn counts_shares(&mut self) -> bool {
+        kernel::counts_shares()
+    }
+
+    #[inline(always)]
+    fn owner(&mut self, slot: u32) -> u8 {
+        kernel::owner(slot)
+    }
+
+    #[inline(always)]
+    fn share(&mut self, owner: u32) -> Option<&mut Share> {
+        kernel::share(self.cpu, owner)
     }
 
     #[inline(always)]

@@ -12,11 +12,13 @@ use vmdtrace_common::{
     RequestLayout,
     msi::{DOMAIN_PREFIX, MsiTotals, OperationKey},
     samples::{DiskSamples, Pending, pending_index},
+    shares::{self, Share},
 };
 
 use crate::maps::{
-    BANKS, CELLS, LINES, LOSS_TOTALS, LOSSES, MSI_TOTALS, NAMES, OPERATIONS, OUTSIDE, PENDING_ENDS,
-    PER_CPU_OFFSETS, PLACES, REQUEST_LAYOUT, SAMPLES, TIMING_OUT, VMD_IRQ_CALLS,
+    BANKS, CELLS, LINE_OWNERS, LINES, LOSS_TOTALS, LOSSES, MSI_TOTALS, NAMES, OPERATIONS, OUTSIDE,
+    PENDING_ENDS, PER_CPU_OFFSETS, PLACES, REQUEST_LAYOUT, SAMPLES, SHARES, TIMING_OUT,
+    VMD_IRQ_CALLS,
 };
 
 // Set by the loader from the running kernel's BTF and kallsyms.
@@ -79,6 +81,10 @@ static REQUEST_START_OFFSET: u32 = 0;
 /// Never set.
 #[unsafe(no_mangle)]
 static ZERO: u32 = 0;
+
+/// 1: what each CPU does for each controller is counted.
+#[unsafe(no_mangle)]
+static COUNT_SHARES: u32 = 0;
 
 /// Reads a constant that the loader may have set: the compiler must not take
 /// its initial value for granted.
@@ -208,6 +214,31 @@ pub(crate) fn cell(slot: u32) -> Option<&'static mut LineCell> {
     let cell = CELLS.get_ptr_mut(slot)?;
     // SAFETY: as above; a slot belongs to one interrupt number.
     Some(unsafe { &mut *cell })
+}
+
+#[inline(always)]
+pub(crate) fn counts_shares() -> bool {
+    constant!(COUNT_SHARES) != 0
+}
+
+/// Whose a slot's line is, as user space told.
+#[inline(always)]
+pub(crate) fn owner(slot: u32) -> u8 {
+    let Some(word) = LINE_OWNERS.get_ptr(shares::word_of(slot)) else {
+        return 0;
+    };
+    // SAFETY: an element of a map lives as long as the program; one word, that
+    // user space writes whole.
+    shares::owner_in(unsafe { core::ptr::read_volatile(word) }, slot)
+}
+
+/// A CPU's share of an owner.
+#[inline(always)]
+pub(crate) fn share(cpu: u32, owner: u32) -> Option<&'static mut Share> {
+    let share = SHARES.get_ptr_mut(shares::index_of(cpu, owner))?;
+    // SAFETY: as for a bank; written at the end of handlers only, which no other
+    // handler interrupts.
+    Some(unsafe { &mut *share })
 }
 
 /// Calls of vmd_irq for an interrupt number.

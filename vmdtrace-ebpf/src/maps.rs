@@ -12,6 +12,7 @@ use vmdtrace_common::{
     loss,
     msi::{self, MsiTotals, OperationKey},
     samples::{DISKS, DiskSamples, PENDING, Pending},
+    shares::Share,
 };
 
 const MAPPED: usize = BPF_F_MMAPABLE as usize;
@@ -75,6 +76,15 @@ pub(crate) static PLACES: Array<Place, 1, MAPPED> = Array::new();
 /// By CPU number: its `__per_cpu_offset`, once it was asked for; else 0.
 #[btf_map]
 pub(crate) static PER_CPU_OFFSETS: Array<u64, 1> = Array::new();
+
+/// Whose the lines are: `vmdtrace_common::shares`, eight slots in a word. Filled by
+/// user space; of one element where shares are not counted.
+#[btf_map]
+pub(crate) static LINE_OWNERS: Array<u64, 1, MAPPED> = Array::new();
+
+/// By CPU number and owner; of one element where they are not counted.
+#[btf_map]
+pub(crate) static SHARES: Array<Share, 1, MAPPED> = Array::new();
 
 /// By disk number + 1.
 #[btf_map]

@@ -82,7 +82,7 @@ fn a_file_of_settings_is_checked_without_privileges() {
         vmdtrace(&["serve", "--config.file", path, "--config.check"])
     };
     let right = check(
-        "# all of them\nweb.listen-address: [':1', '[::1]:2']\nweb.max-requests: 9\nmetrics.lines: true\nmetrics.disks: true\nalso-lines: eth0-*\nlevel: counters\nno-kprobes: false\npath.sysfs: /sys\npath.procfs: /proc\nlog.level: debug\nlog.format: json\n",
+        "# all of them\nweb.listen-address: [':1', '[::1]:2']\nweb.max-requests: 9\nmetrics.lines: true\nmetrics.disks: true\nmetrics.cpus: true\nalso-lines: eth0-*\nlevel: counters\nno-kprobes: false\npath.sysfs: /sys\npath.procfs: /proc\nlog.level: debug\nlog.format: json\n",
     );
     assert_eq!(text(&right.stderr), "");
     assert_eq!(

@@ -102,7 +102,11 @@ fn serves_until_sigterm_and_sleeps_between_scrapes() {
     let (first, second) = (free_port(), free_port());
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("settings.yaml");
-    fs::write(&file, "level: timing\nno-kprobes: true\n").unwrap();
+    fs::write(
+        &file,
+        "level: timing\nno-kprobes: true\nmetrics.cpus: true\n",
+    )
+    .unwrap();
     let arguments = [
         "vmdtrace",
         "serve",
@@ -126,6 +130,7 @@ fn serves_until_sigterm_and_sleeps_between_scrapes() {
                 assert_eq!(options.also_lines, ["virtio*"]);
                 assert_eq!(options.level, Level::Counters);
                 assert!(!options.kprobes);
+                assert!(options.shares);
                 Ok(opened)
             })
         })

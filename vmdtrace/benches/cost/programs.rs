@@ -126,6 +126,7 @@ fn options(level: Level, roots: Roots) -> anyhow::Result<Options> {
         level,
         also_lines: vec!["virtio*".to_owned(), "nvme*".to_owned(), "ahci*".to_owned()],
         kprobes: false,
+        shares: false,
         roots,
     })
 }

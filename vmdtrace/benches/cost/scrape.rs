@@ -59,6 +59,7 @@ pub(crate) fn measure(host: &Host) -> anyhow::Result<(Scrape, BTreeMap<String, u
         also_lines: Vec::new(),
         level: Level::Timing,
         kprobes: false,
+        shares: false,
         activity: false,
     })?);
     host.count()?;

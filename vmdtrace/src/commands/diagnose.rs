@@ -97,6 +97,7 @@ where
                 also_lines: Vec::new(),
                 level: Level::Timing,
                 kprobes: true,
+                shares: false,
                 activity: true,
             })?;
             let first = source.snapshot()?;

@@ -122,6 +122,7 @@ where
         also_lines,
         level,
         kprobes: true,
+        shares: false,
         activity: true,
     })?;
     let file = create(&output, force)?;

@@ -92,6 +92,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         lines: metrics_lines,
         vectors: metrics_vectors,
         disks: metrics_disks,
+        // No recording has them.
+        cpus: false,
     };
     if let Some(out) = openmetrics {
         return write_openmetrics(reader, detail, &out)

@@ -102,6 +102,21 @@ struct Settings {
     )]
     metrics_disks: bool,
 
+    /// Count for each CPU, too, what it does for each controller: hardware
+    /// interrupts, time in handlers, completions. Up to 3 series for each CPU and
+    /// controller.
+    #[arg(
+        long = "metrics.cpus",
+        value_name = "BOOL",
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        default_value_t = false,
+        hide_default_value = true
+    )]
+    metrics_cpus: bool,
+
     /// Watch other interrupt lines, too, by action name (the last column of
     /// /proc/interrupts), such as 'eth0-*'. May be given more than once.
     #[arg(long, value_name = "GLOB", value_parser = clap::builder::NonEmptyStringValueParser::new())]
@@ -153,6 +168,7 @@ impl Settings {
                 lines: self.metrics_lines,
                 vectors: self.metrics_vectors,
                 disks: self.metrics_disks,
+                cpus: self.metrics_cpus,
             },
             max_requests: self.max_requests.into(),
         }
@@ -167,6 +183,7 @@ impl Settings {
             metrics_lines,
             metrics_vectors,
             metrics_disks,
+            metrics_cpus,
             also_lines,
             level,
             no_kprobes,
@@ -180,6 +197,7 @@ impl Settings {
                 "web.listen-address",
                 listen_addresses != self.listen_addresses,
             ),
+            ("metrics.cpus", metrics_cpus != self.metrics_cpus),
             ("also-lines", also_lines != self.also_lines),
             ("level", level != self.level),
             ("no-kprobes", no_kprobes != self.no_kprobes),
@@ -231,6 +249,7 @@ where
         also_lines: settings.also_lines.clone(),
         level: settings.level,
         kprobes: !settings.no_kprobes,
+        shares: settings.metrics_cpus,
         activity: false,
     };
     let log = logging::Settings {
@@ -609,7 +628,7 @@ mod tests {
 
         write(
             "web.max-requests: 3\nmetrics.lines: true\nmetrics.disks: false\nlog.level: warn\n\
-             level: counters\nweb.listen-address: ':1'\n",
+             level: counters\nmetrics.cpus: true\nweb.listen-address: ':1'\n",
         );
         let answering = reload.again().unwrap();
         assert_eq!(answering.max_requests, 3);
@@ -618,6 +637,7 @@ mod tests {
             lines: true,
             vectors: false,
             disks: true,
+            cpus: false,
         };
         assert_eq!(answering.detail, lines_and_disks);
         let after = reload.settings.lock().unwrap().clone();
@@ -631,7 +651,7 @@ mod tests {
         let wanted = reload.flags.settings(Some(&file)).unwrap();
         assert_eq!(
             before.changed_to(wanted).1,
-            ["web.listen-address", "level"],
+            ["web.listen-address", "metrics.cpus", "level"],
             "what needs a restart is named"
         );
 

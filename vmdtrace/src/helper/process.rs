@@ -47,6 +47,8 @@ pub struct Args {
     level: Level,
     #[arg(long)]
     no_kprobes: bool,
+    #[arg(long)]
+    shares: bool,
     #[arg(long = "path.sysfs", value_name = "DIR", default_value = "/sys", value_parser = directory)]
     sysfs: PathBuf,
     #[arg(long = "path.procfs", value_name = "DIR", default_value = "/proc", value_parser = directory)]
@@ -65,6 +67,7 @@ pub fn arguments(options: &SourceOptions, log: logging::Settings) -> Vec<OsStrin
         also_lines,
         level,
         kprobes,
+        shares,
         // Read by the server itself.
         activity: _,
     } = options;
@@ -79,6 +82,9 @@ pub fn arguments(options: &SourceOptions, log: logging::Settings) -> Vec<OsStrin
     arguments.extend(also_lines.iter().map(|glob| flag("also-lines", glob)));
     if !kprobes {
         arguments.push("--no-kprobes".into());
+    }
+    if *shares {
+        arguments.push("--shares".into());
     }
     arguments
 }
@@ -135,6 +141,7 @@ fn load(args: &Args, events: Channel) -> anyhow::Result<Tracer> {
         also_lines,
         level,
         no_kprobes,
+        shares,
         sysfs,
         procfs,
         log_level: _,
@@ -149,6 +156,7 @@ fn load(args: &Args, events: Channel) -> anyhow::Result<Tracer> {
         also_lines,
         level,
         kprobes,
+        shares,
         activity: false,
     })?;
     // Before there are other threads.
@@ -275,6 +283,7 @@ mod tests {
             also_lines: vec!["virtio*".to_owned(), "-x --level".to_owned()],
             level: Level::Counters,
             kprobes: false,
+            shares: true,
             activity: false,
         };
         let log = logging::Settings {
@@ -290,6 +299,7 @@ mod tests {
             also_lines: options.also_lines,
             level: options.level,
             no_kprobes: true,
+            shares: true,
             sysfs: options.roots.sysfs,
             procfs: options.roots.procfs,
             log_level: log.level,

@@ -301,6 +301,7 @@ mod tests {
         },
         repeats_known: true,
         bio_cache: None,
+        shares: true,
     };
 
     fn state(reason: Option<String>) -> State {

@@ -24,6 +24,7 @@ mod placement;
 mod probes;
 mod process;
 mod selection;
+mod shares;
 #[cfg(test)]
 mod tests;
 
@@ -79,6 +80,7 @@ fn collect(
         outside,
         msi,
         bio,
+        shares,
         samples: _,
         other_samples: _,
     } = counters;
@@ -117,6 +119,7 @@ fn collect(
                 loss::add(topology, losses, Part::Disks, counted, families);
                 msi::add(snapshot, msi, Part::Disks, counted, families);
             }
+            Collector::Cpus => shares::add(shares, counted, families),
             Collector::Lines | Collector::Disks => continue,
             // Not of the Snapshot: whoever serves adds it.
             Collector::Process => continue,

@@ -149,6 +149,7 @@ fn add_times(
         bio: _,
         samples,
         other_samples,
+        shares: _,
     } = counters;
     let nothing = SampleCounts::default();
     for controller in &topology.controllers {

@@ -10,6 +10,9 @@ pub struct Detail {
     pub vectors: bool,
     /// What is otherwise summed up by controller, for every disk.
     pub disks: bool,
+    /// What each CPU does for each controller. Only a source that was opened with
+    /// [`shares`](crate::snapshot::source::SourceOptions) has it.
+    pub cpus: bool,
 }
 
 /// Families that are computed together and can be asked for by name.
@@ -33,12 +36,14 @@ pub enum Collector {
     Lines,
     /// What [`Detail::disks`] exports.
     Disks,
+    /// What [`Detail::cpus`] exports.
+    Cpus,
     /// This process.
     Process,
 }
 
 impl Collector {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Topology,
         Self::Probes,
         Self::Interrupts,
@@ -48,6 +53,7 @@ impl Collector {
         Self::Bios,
         Self::Lines,
         Self::Disks,
+        Self::Cpus,
         Self::Process,
     ];
 
@@ -64,6 +70,7 @@ impl Collector {
             Self::Bios => "bios",
             Self::Lines => "lines",
             Self::Disks => "disks",
+            Self::Cpus => "cpus",
             Self::Process => "process",
         }
     }
@@ -74,10 +81,12 @@ impl Collector {
             lines,
             vectors,
             disks,
+            cpus,
         } = detail;
         match self {
             Self::Lines => Some(("--metrics.lines or --metrics.vectors", lines || vectors)),
             Self::Disks => Some(("--metrics.disks", disks)),
+            Self::Cpus => Some(("--metrics.cpus", cpus)),
             _ => None,
         }
     }
@@ -168,6 +177,7 @@ mod tests {
         lines: false,
         vectors: false,
         disks: true,
+        cpus: false,
     };
 
     fn chosen(selection: Selection) -> Vec<&'static str> {
@@ -180,8 +190,8 @@ mod tests {
         let all = Selection::of_request(DISKS, []).unwrap();
         assert_eq!(all, Selection::from(DISKS));
         let chosen = chosen(all);
-        assert_eq!(chosen.len(), Collector::ALL.len() - 1);
-        assert!(!chosen.contains(&"lines"));
+        assert_eq!(chosen.len(), Collector::ALL.len() - 2);
+        assert!(!chosen.contains(&"lines") && !chosen.contains(&"cpus"));
     }
 
     #[test]

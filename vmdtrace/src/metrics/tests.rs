@@ -14,9 +14,9 @@ use crate::snapshot::bio::{
 use crate::snapshot::recording::Reader;
 use crate::snapshot::source::{SnapshotError, SnapshotSource};
 use crate::snapshot::{
-    BioCounts, CpuCounts, DiskLosses, DiskSamples, LineCounts, LineKind, LossCounts, Losses,
-    MsiCounts, MsiOperation, OperationCount, OutsideCompletions, Probe, ProbeState, Remote,
-    RunCounts, SampleCounts, Times, probes,
+    BioCounts, CpuCounts, CpuShare, DiskLosses, DiskSamples, LineCounts, LineKind, LossCounts,
+    Losses, MsiCounts, MsiOperation, OperationCount, OutsideCompletions, Probe, ProbeState, Remote,
+    RunCounts, SampleCounts, ShareCounts, ShareOwner, Times, probes,
 };
 
 const REMAP: &str = "0000:97:00.5";
@@ -26,12 +26,14 @@ const LINES: Detail = Detail {
     lines: true,
     vectors: false,
     disks: false,
+    cpus: false,
 };
 
 const EVERYTHING: Detail = Detail {
     lines: true,
     vectors: false,
     disks: true,
+    cpus: true,
 };
 
 fn controller(address: &str, mode: Mode) -> Controller {
@@ -357,6 +359,34 @@ fn cpus() -> Vec<CpuCounts> {
     ]
 }
 
+/// The lines' counts by CPU. Three of the bypass controller's runs came before it was
+/// known whose they are.
+fn shares() -> Vec<CpuShare> {
+    let of = |cpu, owner, counts: [u64; 4]| {
+        let [depth0_runs, resent_runs, interrupt_ns, completions] = counts;
+        CpuShare {
+            cpu,
+            owner,
+            counts: ShareCounts {
+                depth0_runs,
+                resent_runs,
+                interrupt_ns,
+                completions,
+            },
+        }
+    };
+    let controller = |address: &str| ShareOwner::Controller(PciAddress(address.to_owned()));
+    vec![
+        of(0, ShareOwner::Watched, [42, 0, 1_000, 0]),
+        of(0, ShareOwner::Direct, [20, 0, 1, 20]),
+        of(0, controller(REMAP), [110, 0, 91_000_000, 152]),
+        of(0, controller(BYPASS), [228, 0, 70, 500]),
+        of(1, ShareOwner::Unassigned, [3, 0, 1_000_000, 15]),
+        of(1, controller(REMAP), [2, 2, 2_000_000, 0]),
+        of(1, controller(BYPASS), [776, 0, 6_000_000, 1_000]),
+    ]
+}
+
 /// The rest of the CPUs' 7 is of nobody known.
 fn outside() -> Vec<OutsideCompletions> {
     let of = |controller: Option<&str>, disk: &str, count| OutsideCompletions {
@@ -518,6 +548,7 @@ fn snapshot() -> Snapshot {
             cpus: cpus(),
             losses: losses(),
             outside: outside(),
+            shares: shares(),
             msi: msi(),
             samples: samples(),
             other_samples: other_samples(),
@@ -716,6 +747,62 @@ fn the_text_of_every_disk_is_the_golden_text() {
         encode(&others),
         text(&snapshot()),
         "detail changes the sums"
+    );
+}
+
+#[test]
+fn the_text_of_every_cpu_is_the_golden_text() {
+    let detail = Detail {
+        cpus: true,
+        ..Detail::default()
+    };
+    let (of_cpus, others): (Vec<_>, Vec<_>) = families(&snapshot(), detail)
+        .into_iter()
+        .partition(|family| family.name().starts_with("vmdtrace_cpu_controller_"));
+    let encode = |families: &[MetricFamily]| TextEncoder::new().encode_to_string(families).unwrap();
+    assert_golden(
+        &encode(&of_cpus),
+        "golden_cpus.txt",
+        include_str!("golden_cpus.txt"),
+    );
+    assert_eq!(
+        encode(&others),
+        text(&snapshot()),
+        "detail changes the sums"
+    );
+}
+
+/// What each CPU does for each controller adds up to what it does, and to what is
+/// done for all.
+#[test]
+fn shares_of_cpus_add_up() {
+    let snapshot = snapshot();
+    let sum = |name: &str| sum(&snapshot, &format!("vmdtrace_{name}_total"));
+    assert_eq!(
+        sum("cpu_controller_hardware_interrupts"),
+        sum("hardware_interrupts") + sum("watched_hardware_interrupts")
+    );
+    assert_eq!(
+        sum("cpu_controller_completions"),
+        sum("completions") + sum("unassigned_completions")
+    );
+    let families = families(&snapshot, EVERYTHING);
+    let by_cpu = |name: &str| {
+        let family = families
+            .iter()
+            .find(|family| family.name() == name)
+            .unwrap();
+        let mut sums = BTreeMap::new();
+        for metric in family.get_metric() {
+            let cpu = metric.get_label().iter().find(|pair| pair.name() == "cpu");
+            let nanoseconds = (metric.get_counter().get_value() * 1e9).round();
+            *sums.entry(cpu.unwrap().value().to_owned()).or_insert(0.0) += nanoseconds;
+        }
+        sums
+    };
+    assert_eq!(
+        by_cpu("vmdtrace_cpu_controller_interrupt_seconds_total"),
+        by_cpu("vmdtrace_cpu_interrupt_seconds_total")
     );
 }
 
@@ -1149,6 +1236,10 @@ fn without_clocks_there_are_no_seconds() {
     });
     assert!(!names(&snapshot).iter().any(|name| name.contains("seconds")));
     assert!(has(&snapshot, "vmdtrace_handler_runs_total"));
+    assert!(has(
+        &snapshot,
+        "vmdtrace_cpu_controller_hardware_interrupts_total"
+    ));
 }
 
 /// The largest server there is must not flood a Prometheus.

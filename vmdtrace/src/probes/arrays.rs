@@ -16,15 +16,16 @@ use vmdtrace_common::{
 use super::{
     LoadError, Sizes,
     bio::Cache,
-    counts::{bio_counts, cpu_counts, line_counts, run_counts, sample_counts},
+    counts::{action_of, bio_counts, cpu_counts, line_counts, run_counts, sample_counts},
     mapped::{Access, MappedArray, Writable},
+    shares::{self, NumberedShare, Shares},
 };
 use crate::snapshot::{
     Counters, DiskSamples, LineCounts, Losses, MsiCounts, RunCounts, SampleCounts,
 };
 
 /// Names of the maps behind [`Arrays`].
-pub const NAMES: [&str; 9] = [
+pub const NAMES: [&str; 11] = [
     "CELLS",
     "BANKS",
     "LOSS_TOTALS",
@@ -34,6 +35,8 @@ pub const NAMES: [&str; 9] = [
     "BIO_BANKS",
     "BIO_SETS",
     "BIO_REGIMES",
+    shares::LINE_OWNERS,
+    shares::SHARES,
 ];
 
 /// What has to be known to read them.
@@ -44,6 +47,8 @@ pub struct Facts {
     pub repeats_known: bool,
     /// The cache of bios, where there is one.
     pub bio_cache: Option<Cache>,
+    /// Whether what each CPU does for each owner is counted.
+    pub shares: bool,
 }
 
 /// The arrays. Only what user space has to tell the programs can be written: some
@@ -60,6 +65,8 @@ pub struct Arrays {
     bio_banks: MappedArray<BioBank>,
     bio_sets: MappedArray<BioSet>,
     bio_regimes: MappedArray<u64>,
+    /// Where they are counted.
+    shares: Option<Shares>,
 }
 
 impl Arrays {
@@ -73,6 +80,15 @@ impl Arrays {
         descriptor: impl Fn(&'static str) -> Result<D, LoadError>,
     ) -> Result<Self, LoadError> {
         let Sizes { cpus, slots, .. } = facts.sizes;
+        let shares = if facts.shares {
+            let lengths = shares::lengths(facts.sizes, true);
+            Some(Shares::new(
+                mapped(shares::LINE_OWNERS, &descriptor, lengths.owners)?,
+                mapped(shares::SHARES, &descriptor, lengths.shares)?,
+            ))
+        } else {
+            None
+        };
         Ok(Self {
             facts,
             cells: mapped("CELLS", &descriptor, slots)?,
@@ -84,6 +100,7 @@ impl Arrays {
             bio_banks: mapped("BIO_BANKS", &descriptor, cpus)?,
             bio_sets: mapped("BIO_SETS", &descriptor, SETS as u32)?,
             bio_regimes: mapped("BIO_REGIMES", &descriptor, 1)?,
+            shares,
         })
     }
 
@@ -106,6 +123,21 @@ impl Arrays {
     /// named, the distance of completions is unknown.
     pub fn set_places(&self, places: &[Place]) {
         self.places.set_all(places);
+    }
+
+    /// Tells whose each line is that has run, by number and name: a number of
+    /// [`vmdtrace_common::shares`]. Does nothing where shares are not counted. Not to
+    /// be called by two threads at once.
+    pub fn set_owners(&self, mut owner: impl FnMut(u32, &str) -> u8) {
+        if let Some(shares) = &self.shares {
+            self.each_line(|slot, cell| shares.set_owner(slot, owner(cell.irq, &action_of(cell))));
+        }
+    }
+
+    /// What each CPU did for each owner so far; nothing where that is not counted.
+    #[must_use]
+    pub fn shares(&self) -> Vec<NumberedShare> {
+        self.shares.iter().flat_map(Shares::read).collect()
     }
 
     /// Completions outside any handler so far. Each is added to its disk's in the map
@@ -191,6 +223,7 @@ impl Arrays {
             // Live joins these with the disks and controllers.
             losses: Losses::default(),
             outside: Vec::new(),
+            shares: Vec::new(),
             msi: MsiCounts::default(),
             samples: samples.collect(),
             other_samples,

@@ -20,13 +20,19 @@ use crate::snapshot::{
     bio::{BioAllocations, BioContext, BioDestination, BioFrees, BioPurpose, BioRegime},
 };
 
+/// A line's action name.
+#[must_use]
+pub fn action_of(cell: &LineCell) -> String {
+    String::from_utf8_lossy(&cell.name.bytes().collect::<Vec<_>>()).into_owned()
+}
+
 /// A line's counters; `parent_irq` is the number of its parent's line. Its owner
 /// is not known here.
 #[must_use]
 pub fn line_counts(cell: &LineCell, parent_irq: Option<u32>, repeats_known: bool) -> LineCounts {
     LineCounts {
         irq: cell.irq,
-        action: String::from_utf8_lossy(&cell.name.bytes().collect::<Vec<_>>()).into_owned(),
+        action: action_of(cell),
         kind: match cell.kind {
             kind::VMD_VECTOR => LineKind::VmdVector,
             kind::NVME => LineKind::Nvme,

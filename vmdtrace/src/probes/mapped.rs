@@ -17,6 +17,7 @@ use vmdtrace_common::{
     bio_cells::{BioBank, BioSet},
     msi::MsiTotals,
     samples::DiskSamples,
+    shares::Share,
 };
 
 /// An element of a mapped array.
@@ -40,6 +41,8 @@ unsafe impl Element for BioBank {}
 unsafe impl Element for BioSet {}
 // SAFETY: as above.
 unsafe impl Element for DiskSamples {}
+// SAFETY: as above.
+unsafe impl Element for Share {}
 // SAFETY: as above; one word.
 unsafe impl Element for Place {}
 // SAFETY: as above.
@@ -217,6 +220,17 @@ impl MappedArray<Place, Writable> {
     }
 }
 
+impl MappedArray<u64, Writable> {
+    /// Writes an element, which the programs may be reading. One writer at a time.
+    pub fn set(&self, index: u32, value: u64) {
+        let Some(element) = self.element(index) else {
+            return;
+        };
+        // SAFETY: one aligned word, which the programs only read.
+        unsafe { AtomicU64::from_ptr(element.cast().as_ptr()) }.store(value, Ordering::Relaxed);
+    }
+}
+
 impl MappedArray<NameTable, Writable> {
     /// Fills the table. To be done before a program is attached: it is no atomic copy.
     pub fn fill(&mut self, table: &NameTable) {
@@ -318,6 +332,14 @@ mod tests {
             array.iter().collect::<Vec<_>>(),
             [Place::default(), places[1]]
         );
+    }
+
+    #[test]
+    fn a_word_is_set_where_it_lies() {
+        let array = MappedArray::<u64, Writable>::new(memory(4096), 3).unwrap();
+        array.set(1, 7);
+        array.set(3, 8);
+        assert_eq!(array.iter().collect::<Vec<_>>(), [0, 7, 0]);
     }
 
     #[test]

@@ -15,6 +15,7 @@
 //! - [`tracefs`], [`perf`]: kprobes on functions of modules.
 //! - [`losses`]: time-outs and lost interrupts, from a map.
 //! - [`outside`]: completions outside any handler by disk, from a map.
+//! - [`shares`]: what each CPU does for each controller.
 //! - [`msi`], [`msi_messages`]: operations on interrupts, counted and told.
 //! - [`mapped`]: arrays mapped into this process.
 //! - [`messages`]: the programs' rare messages, to the log.
@@ -43,6 +44,7 @@ pub mod perf;
 pub mod privileges;
 pub mod programs;
 pub mod requests;
+pub mod shares;
 pub mod threads;
 pub mod tracefs;
 pub mod tracer;

@@ -21,6 +21,7 @@ use vmdtrace_common::{
     bio_cells::{BioBank, BioCall, BioSet, CALLS, SETS},
     loss::MAX_OUTSIDE_DISKS,
     samples::{self, Pending},
+    shares::Share,
 };
 
 use super::{
@@ -37,7 +38,7 @@ use super::{
     outside::{self, OutsideByName},
     privileges,
     programs::{Attachment, HANDLER_PROGRAMS, Kprobes, PROGRAMS, Spec},
-    requests,
+    requests, shares,
 };
 use crate::snapshot::{
     Probe, ProbeState,
@@ -77,7 +78,8 @@ impl Sizes {
         }
     }
 
-    /// Bytes of the maps that grow with the host, or are large on any.
+    /// Bytes of the maps that grow with the host, or are large on any; without those of
+    /// [`Options::shares`].
     #[must_use]
     pub fn bytes(self) -> usize {
         self.cpus as usize * size_of::<CpuBank>()
@@ -94,6 +96,13 @@ impl Sizes {
             + CALLS as usize * size_of::<BioCall>()
             + MAX_OUTSIDE_DISKS * self.cpus as usize * size_of::<u64>()
     }
+
+    /// Bytes of those of [`Options::shares`].
+    #[must_use]
+    pub fn bytes_of_shares(self) -> usize {
+        let shares::Lengths { owners, shares } = shares::lengths(self, true);
+        owners as usize * size_of::<u64>() + shares as usize * size_of::<Share>()
+    }
 }
 
 /// What to load and how.
@@ -106,6 +115,8 @@ pub struct Options {
     /// Whether kprobes may be made: they are entries of a list of the kernel's
     /// that everybody sees.
     pub kprobes: bool,
+    /// Whether what each CPU does for each controller is counted.
+    pub shares: bool,
     pub roots: Roots,
 }
 
@@ -238,6 +249,7 @@ impl Tracer {
             also_lines,
             level,
             kprobes,
+            shares,
             activity: _,
         } = options.clone();
         Self::load(Options {
@@ -245,6 +257,7 @@ impl Tracer {
             level,
             also_lines,
             kprobes,
+            shares,
             roots,
         })
     }
@@ -296,6 +309,8 @@ impl Tracer {
         let sampling = u32::from(samples);
         let request_start = request_start.unwrap_or(0);
         let sizes = options.sizes;
+        let count_shares = u32::from(options.shares);
+        let of_shares = shares::lengths(sizes, options.shares);
         let mut loader = EbpfLoader::new();
         BioLayout::set(bio_layout.as_ref().ok(), &mut loader);
         let mut ebpf = loader
@@ -318,6 +333,7 @@ impl Tracer {
             .override_global("CTX_CPU_OFFSET", &ctx_cpu, true)
             .override_global("SAMPLING", &sampling, true)
             .override_global("REQUEST_START_OFFSET", &request_start, true)
+            .override_global("COUNT_SHARES", &count_shares, true)
             .map_max_entries("LINES", sizes.interrupts)
             .map_max_entries("CELLS", sizes.slots)
             .map_max_entries("BANKS", sizes.cpus)
@@ -325,6 +341,8 @@ impl Tracer {
             .map_max_entries("PER_CPU_OFFSETS", sizes.cpus)
             .map_max_entries("FREE_SLOTS", sizes.slots)
             .map_max_entries("BIO_BANKS", sizes.cpus)
+            .map_max_entries(shares::LINE_OWNERS, of_shares.owners)
+            .map_max_entries(shares::SHARES, of_shares.shares)
             .load(object)
             .map_err(|error: EbpfError| LoadError::Load(error.into()))?;
         let btf = match btf.map(std::thread::JoinHandle::join) {
@@ -340,6 +358,7 @@ impl Tracer {
             sizes,
             repeats_known: repeats_unknown.is_none(),
             bio_cache: bio_layout.as_ref().ok().and_then(|layout| layout.cache),
+            shares: options.shares,
         };
         let tracer = Self {
             arrays: Arrays::map(facts, |name| array(&ebpf, name))?,
@@ -766,5 +785,7 @@ mod tests {
         let sizes = Sizes::for_host(256, lines);
         assert!(sizes.slots > lines && sizes.interrupts > lines);
         assert!(sizes.bytes() < 16 << 20, "{} bytes", sizes.bytes());
+        let more = sizes.bytes_of_shares();
+        assert!(more < 384 << 10, "{more} bytes");
     }
 }

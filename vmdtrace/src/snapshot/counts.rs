@@ -5,8 +5,8 @@
 
 use super::bio::{BioAllocations, BioFrees};
 use super::{
-    CpuCounts, DiskLosses, DiskSamples, LineCounts, LossCounts, MsiCounts, OperationCount,
-    OutsideCompletions, Probe, SampleCounts,
+    CpuCounts, CpuShare, DiskLosses, DiskSamples, LineCounts, LossCounts, MsiCounts,
+    OperationCount, OutsideCompletions, Probe, SampleCounts, ShareCounts,
 };
 use crate::host::activity::{CpuActivity, CpuTimes, DiskActivity, IdleUsage};
 
@@ -154,6 +154,27 @@ impl Counts for CpuCounts {
             combine,
         );
         *remote_outside = remote_outside.combine(&other.remote_outside, combine);
+    }
+}
+
+impl Counts for CpuShare {
+    fn combine(&mut self, other: &Self, combine: &mut Combine<'_>) {
+        let ShareCounts {
+            depth0_runs,
+            resent_runs,
+            interrupt_ns,
+            completions,
+        } = &mut self.counts;
+        let other = other.counts;
+        each(
+            [
+                (depth0_runs, other.depth0_runs),
+                (resent_runs, other.resent_runs),
+                (interrupt_ns, other.interrupt_ns),
+                (completions, other.completions),
+            ],
+            combine,
+        );
     }
 }
 

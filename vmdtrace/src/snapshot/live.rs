@@ -15,6 +15,7 @@ use super::{
     owners::Owners,
     probes::HANDLER_COMPLETIONS,
     rare::{ByName, Rare},
+    shares::Numbers,
     source::{SnapshotError, SnapshotSource, SourceOptions},
     sums,
 };
@@ -25,6 +26,7 @@ use crate::{
     probes::{
         Loaded, Tracer, messages,
         msi_messages::{Messages, Ring, Stream},
+        shares::NumberedShare,
         threads,
     },
 };
@@ -51,12 +53,14 @@ struct Known {
     rare: Rare,
     /// Which lines are summed, by the last reading; none until sums are asked for.
     groups: Option<(Groups, Topology)>,
+    numbers: Numbers,
 }
 
 /// What is read beside the counters of lines.
 struct Others {
     taken_ns: u64,
     counters: Counters,
+    shares: Vec<NumberedShare>,
     counted: ByName,
 }
 
@@ -222,9 +226,11 @@ fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Live {
     fn others(&self) -> Result<Others, SnapshotError> {
+        let arrays = self.loaded.arrays();
         Ok(Others {
             taken_ns: now_ns().map_err(SnapshotError::new)?,
-            counters: self.loaded.arrays().counters_without_lines(),
+            counters: arrays.counters_without_lines(),
+            shares: arrays.shares(),
             counted: self.counted_by_name().map_err(SnapshotError::new)?,
         })
     }
@@ -236,10 +242,12 @@ impl Live {
             owners,
             rare,
             groups,
+            numbers,
         } = known;
         let Others {
             taken_ns: _,
             counters,
+            shares,
             counted,
         } = others;
         let mut slots = Vec::new();
@@ -254,8 +262,10 @@ impl Live {
             *groups = None;
             if let Some(topology) = owners.last_reading() {
                 rare.hand_over(topology, counted);
+                arrays.set_owners(|irq, action| numbers.of_line(owners, irq, action));
             }
         }
+        counters.shares = numbers.resolve(std::mem::take(shares));
         rare.assign(counters, counted);
         (slots, is_new)
     }
@@ -266,10 +276,12 @@ impl Live {
             owners,
             rare,
             groups,
+            numbers,
         } = known;
         let Others {
             taken_ns: _,
             counters,
+            shares,
             counted,
         } = others;
         let (groups, topology) = groups.as_ref()?;
@@ -286,6 +298,7 @@ impl Live {
         }
         owners.label(counters);
         counters.lines.append(&mut sums);
+        counters.shares = numbers.resolve(std::mem::take(shares));
         rare.assign(counters, counted);
         Some(topology.clone())
     }
@@ -355,6 +368,8 @@ impl SnapshotSource for Live {
         self.look_for_threads();
         let mut known = lock(&self.known);
         known.owners.changed(|| self.loaded.arrays().counters());
+        // Of nobody until the next reading.
+        self.loaded.arrays().set_owners(|_, _| 0);
         match self.counted_by_name() {
             Ok(counted) => known.rare.changed(counted),
             Err(error) => tracing::debug!("rare events cannot be read: {error:#}"),

@@ -12,6 +12,7 @@ mod owners;
 pub mod probes;
 mod rare;
 pub mod recording;
+mod shares;
 pub mod source;
 mod sums;
 pub mod window;
@@ -322,6 +323,51 @@ pub struct CpuCounts {
     pub out_of_range_runs: u64,
 }
 
+/// Whose interrupts a CPU serves.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ShareOwner {
+    /// Of nobody, yet: runs of a line until it was told whose it is, and of lines that
+    /// found no slot.
+    Unassigned,
+    /// Lines asked for by `--also-lines`.
+    Watched,
+    /// Disks behind no controller.
+    Direct,
+    /// Controllers beyond those that are told apart.
+    Other,
+    Controller(PciAddress),
+}
+
+/// What one CPU did for one owner.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuShare {
+    pub cpu: u32,
+    pub owner: ShareOwner,
+    pub counts: ShareCounts,
+}
+
+/// The counters of a [`CpuShare`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShareCounts {
+    /// Handler runs that no watched handler was running around.
+    pub depth0_runs: u64,
+    /// Of these, runs of a remapped child: re-sent by software.
+    pub resent_runs: u64,
+    /// Time in handlers, counted once (depth 0).
+    pub interrupt_ns: u64,
+    /// NVMe completions in handlers, inner ones among them.
+    pub completions: u64,
+}
+
+impl ShareCounts {
+    /// Runs on behalf of a hardware interrupt.
+    #[must_use]
+    pub fn hardware_interrupts(&self) -> u64 {
+        self.depth0_runs.saturating_sub(self.resent_runs)
+    }
+}
+
 /// Commands that took too long, and interrupts that never came.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LossCounts {
@@ -410,6 +456,11 @@ pub struct Counters {
     /// without any is not listed.
     #[serde(default)]
     pub outside: Vec<OutsideCompletions>,
+    /// Of CPUs and owners that have any; none where they are not asked for
+    /// ([`SourceOptions::shares`](source::SourceOptions)). Over a CPU's owners they
+    /// add up to its [`CpuCounts`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<CpuShare>,
     #[serde(default)]
     pub msi: MsiCounts,
     /// Of disks that have any.

@@ -276,6 +276,16 @@ impl Owners {
         self.topology.clone().unwrap_or_default()
     }
 
+    /// A line's controller and path, once a reading told them.
+    pub(super) fn of_line(
+        &self,
+        irq: u32,
+        action: &str,
+    ) -> Option<(Option<&PciAddress>, Option<DiskPath>)> {
+        let tenancy = self.lines.known.get(&(irq, action.into()))?;
+        Some((tenancy.owner.controller.as_ref(), tenancy.owner.path))
+    }
+
     /// Devices came or went; `counted` is what has been counted until now.
     pub(super) fn changed(&mut self, counted: impl FnOnce() -> Counters) {
         if !self.stale {
@@ -289,6 +299,8 @@ impl Owners {
                 losses: _,
                 outside: _,
                 msi: _,
+                // The programs were told whose they are.
+                shares: _,
             } = counted();
             self.lines.draw_boundary(lines);
             self.samples.draw_boundary(samples);
@@ -392,6 +404,12 @@ mod tests {
         owners.assign(&mut counters, false, || topology(&[]));
         assert_eq!(counters.lines[0].disk.as_deref(), Some("nvme0"));
         assert_eq!(counters.lines[0].path, Some(DiskPath::VmdBypass));
+        let controller = PciAddress("0000:97:00.5".into());
+        assert_eq!(
+            owners.of_line(40, "nvme0q1"),
+            Some((Some(&controller), Some(DiskPath::VmdBypass)))
+        );
+        assert_eq!(owners.of_line(40, "nvme0q2"), None);
     }
 
     #[test]

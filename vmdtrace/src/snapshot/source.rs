@@ -73,6 +73,8 @@ pub struct SourceOptions {
     pub level: Level,
     /// Whether kprobes may be made.
     pub kprobes: bool,
+    /// Whether what each CPU does for each controller is counted.
+    pub shares: bool,
     /// Whether Snapshots hold the kernel's own counts of CPUs and disks, too.
     /// They cost more than all the rest: for recordings and diagnoses.
     pub activity: bool,

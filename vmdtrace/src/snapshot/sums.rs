@@ -46,6 +46,7 @@ impl Snapshot {
                 bio: self.counters.bio.clone(),
                 losses: self.counters.losses.clone(),
                 outside: self.counters.outside.clone(),
+                shares: self.counters.shares.clone(),
                 msi: self.counters.msi.clone(),
             },
             probes: self.probes.clone(),
@@ -156,6 +157,7 @@ mod tests {
             lines: true,
             vectors: true,
             disks: true,
+            cpus: false,
         };
         let shown = families(&sums, lines);
         assert!(shown.iter().all(|family| {

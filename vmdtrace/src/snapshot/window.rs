@@ -154,6 +154,12 @@ impl Window {
                 |it| (it.controller.clone(), it.disk.clone()),
                 |(_, disk)| format!("completions of {disk} outside handlers"),
             )?,
+            shares: keyed(
+                &earlier.counters.shares,
+                &later.counters.shares,
+                |it| (it.cpu, it.owner.clone()),
+                |(cpu, owner)| format!("CPU {cpu} for {owner:?}"),
+            )?,
             msi: msi(&earlier.counters.msi, &later.counters.msi)?,
         };
         let activity = match (&earlier.activity, &later.activity) {

@@ -89,6 +89,7 @@ pub(crate) fn agrees_with_the_kernel() -> Result<Completion, Failed> {
         level: Level::Timing,
         also_lines: vec!["virtio*".to_owned()],
         kprobes: false,
+        shares: false,
         roots,
     };
     let tracer = Tracer::load(options).map_err(|error| error.to_string())?;

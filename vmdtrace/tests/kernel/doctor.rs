@@ -25,6 +25,7 @@ pub(crate) fn tells_the_probes() -> Result<Completion, Failed> {
 
     let tracer = super::tracer_of(Options {
         kprobes: true,
+        shares: false,
         ..super::options(64, &[], Roots::default())
     });
     tracer.attach();

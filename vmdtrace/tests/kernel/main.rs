@@ -50,6 +50,7 @@ fn options(slots: u32, also_lines: &[&str], roots: Roots) -> Options {
         level: Level::Timing,
         also_lines: also_lines.iter().map(|glob| (*glob).to_owned()).collect(),
         kprobes: false,
+        shares: true,
         roots,
     }
 }

@@ -20,13 +20,14 @@ use proptest::{
 };
 use vmdtrace::{
     host::Roots,
-    probes::{Loaded as _, Options, Sizes, Tracer},
+    probes::{Loaded as _, Options, Sizes, Tracer, shares::NumberedShare},
     snapshot::{Counters, LineKind, Remote, source::Level},
 };
 use vmdtrace_common::{
     Place,
     cells::kind,
     model::{self, Event, Model, any_places, any_stream},
+    shares,
 };
 
 use crate::{
@@ -44,7 +45,16 @@ fn pin(cpu: usize) -> bool {
     set.set(cpu).is_ok() && sched_setaffinity(Pid::from_raw(0), &set).is_ok()
 }
 
-fn feed(tracer: &Tracer, actions: &mut Actions, cpu: usize, sum: u64, event: &Event) {
+/// What was told of the lines.
+type LineOwners = BTreeMap<(u32, String), u8>;
+
+fn feed(
+    tracer: &Tracer,
+    actions: &mut Actions,
+    owners: &mut LineOwners,
+    (cpu, sum): (usize, u64),
+    event: &Event,
+) {
     let mut args = [0; 12];
     let program = match *event {
         Event::Enter { irq, action } => {
@@ -69,6 +79,20 @@ fn feed(tracer: &Tracer, actions: &mut Actions, cpu: usize, sum: u64, event: &Ev
         }
         Event::NewGeneration => return tracer.arrays().raise_generation(),
         Event::Rename { action, name } => return actions.rename(action, name),
+        Event::Own {
+            irq: number,
+            owner,
+            remapped,
+        } => {
+            let flag = if remapped { shares::REMAPPED } else { 0 };
+            return tracer.arrays().set_owners(|irq, action| {
+                let line = (irq, action.to_owned());
+                if irq == number {
+                    owners.insert(line.clone(), owner as u8 | flag);
+                }
+                owners.get(&line).copied().unwrap_or_default()
+            });
+        }
         // The model was fed first.
         Event::Counted => return actions.count(cpu, sum),
     };
@@ -117,7 +141,32 @@ fn lines(counters: &Counters) -> BTreeMap<(u32, String), model::Line> {
         .collect()
 }
 
-fn assert_equal(counters: &Counters, model: &Model) -> Result<(), TestCaseError> {
+/// Runs of lines of which it had been told whose they are.
+fn owned_runs(tracer: &Tracer) -> u64 {
+    let shares = tracer.arrays().shares();
+    let owned = shares.iter().filter(|share| share.owner >= shares::DIRECT);
+    owned.map(|share| share.counts.depth0_runs).sum()
+}
+
+fn shares_of(shares: &[NumberedShare], cpu: usize) -> BTreeMap<u32, model::Share> {
+    let of_cpu = shares.iter().filter(|share| share.cpu as usize == cpu);
+    of_cpu
+        .map(|share| {
+            let seen = model::Share {
+                hardware_interrupts: share.counts.hardware_interrupts(),
+                resent_runs: share.counts.resent_runs,
+                completions: share.counts.completions,
+            };
+            (share.owner, seen)
+        })
+        .collect()
+}
+
+fn assert_equal(
+    counters: &Counters,
+    shares: &[NumberedShare],
+    model: &Model,
+) -> Result<(), TestCaseError> {
     let mut seen = lines(counters);
     let mut expected = model.lines.clone();
     // Several vectors' names on one number: the parent's name is not told.
@@ -139,7 +188,11 @@ fn assert_equal(counters: &Counters, model: &Model) -> Result<(), TestCaseError>
             unmatched_exits: counts.unmatched_exits,
             overflowed_runs: counts.overflowed_runs,
             unreadable_actions: counts.unreadable_actions,
+            shares: shares_of(shares, cpu),
         };
+        let of_cpu = shares.iter().filter(|share| share.cpu as usize == cpu);
+        let interrupt_ns: u64 = of_cpu.map(|share| share.counts.interrupt_ns).sum();
+        prop_assert_eq!(interrupt_ns, counts.interrupt_ns, "CPU {}", cpu);
         prop_assert_eq!(&seen, expected, "CPU {}", cpu);
         prop_assert_eq!(counts.out_of_range_runs, 0);
     }
@@ -186,6 +239,7 @@ pub(crate) fn loaded_programs_equal_the_model() -> Result<Completion, Failed> {
         return Ok(Completion::ignored_with("may not run on CPU 0 or 1"));
     }
     let (runs, repeated, ended) = (Cell::new(0u64), Cell::new(0u64), Cell::new(0u64));
+    let told = Cell::new(0u64);
     let strategy = (any_stream(cpu_count, 60), any_places(cpu_count), 1..12u32);
     runner
         .run(&strategy, |(stream, places, slots)| {
@@ -199,11 +253,12 @@ pub(crate) fn loaded_programs_equal_the_model() -> Result<Completion, Failed> {
                 .arrays()
                 .set_places(&places.iter().map(place).collect::<Vec<_>>());
             let mut model = Model::new(&places, slots as usize, true);
+            let mut owners = LineOwners::new();
             for (cpu, event) in &stream {
                 prop_assert!(pin(*cpu), "may not run on CPU {}", cpu);
                 model.feed(*cpu, event);
                 let sum = model.irqs_sum(*cpu).unwrap_or_default();
-                feed(&tracer, &mut actions, *cpu, sum, event);
+                feed(&tracer, &mut actions, &mut owners, (*cpu, sum), event);
             }
             repeated.set(
                 repeated.get()
@@ -215,16 +270,19 @@ pub(crate) fn loaded_programs_equal_the_model() -> Result<Completion, Failed> {
             );
             ended.set(ended.get() + model.samples.values().map(|it| it.ended).sum::<u64>());
             runs.set(runs.get() + model.cpus.iter().map(|cpu| cpu.depth0_runs).sum::<u64>());
-            assert_equal(&tracer.arrays().counters(), &model)
+            told.set(told.get() + owned_runs(&tracer));
+            let arrays = tracer.arrays();
+            assert_equal(&arrays.counters(), &arrays.shares(), &model)
         })
         .map_err(|error| error.to_string())?;
     // Some thousands and some dozens, by chance: far from what is asked.
-    if runs.get() < 500 || repeated.get() == 0 || ended.get() == 0 {
+    if runs.get() < 500 || repeated.get() == 0 || ended.get() == 0 || told.get() == 0 {
         return Err(format!(
-            "only {} depth-0 runs, {} repeated ones and {} samples with an end in all streams: \
-             they test nothing",
+            "only {} depth-0 runs, {} repeated ones, {} of lines with an owner and {} samples \
+             with an end in all streams: they test nothing",
             runs.get(),
             repeated.get(),
+            told.get(),
             ended.get()
         )
         .into());
@@ -304,6 +362,7 @@ pub(crate) fn level_counters_reads_no_clock() -> Result<Completion, Failed> {
             level,
             also_lines: Vec::new(),
             kprobes: false,
+            shares: false,
             roots: Roots::default(),
         };
         let tracer = Tracer::load(options).map_err(|error| error.to_string())?;
@@ -314,15 +373,15 @@ pub(crate) fn level_counters_reads_no_clock() -> Result<Completion, Failed> {
         feed(
             &tracer,
             &mut actions,
-            0,
-            0,
+            &mut LineOwners::new(),
+            (0, 0),
             &Event::Enter { irq: 3, action: 0 },
         );
         feed(
             &tracer,
             &mut actions,
-            0,
-            0,
+            &mut LineOwners::new(),
+            (0, 0),
             &Event::Exit {
                 irq: 3,
                 action: 0,

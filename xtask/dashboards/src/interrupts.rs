@@ -14,6 +14,7 @@ pub(crate) fn dashboard() -> Dashboard {
             Row::new("Sharing", sharing()),
             Row::new("Placement of completions", placement()),
             Row::new("Vectors of the controllers", vectors()).with(Switch::Vectors),
+            Row::new("CPUs of the controllers", cpus_of_controllers()).with(Switch::Cpus),
         ],
     }
 }
@@ -200,6 +201,49 @@ fn vectors() -> Vec<Panel> {
              (rate(vmdtrace_line_hardware_interrupts_total{@controller, \
              disk=\"\"}@rate))",
             "{{instance}} {{controller}} irq {{irq}}",
+        ),
+    ]
+}
+
+fn cpus_of_controllers() -> Vec<Panel> {
+    vec![
+        Panel::grid(
+            "Time in handlers by CPU and controller",
+            "Each line is a controller's CPU, its colour the share of that CPU's time \
+             that it spends in handlers of the controller and its disks. One CPU red \
+             for two controllers: they get in each other's way.",
+        )
+        .width(24)
+        .query(
+            "sum by (instance, controller, cpu) \
+             (rate(vmdtrace_cpu_controller_interrupt_seconds_total{@controller}@rate))",
+            "{{instance}} {{controller}} CPU {{cpu}}",
+        ),
+        Panel::graph(
+            "CPUs that serve a controller",
+            "none",
+            "How many CPUs had hardware interrupts of the controller. In remap no more \
+             than it has vectors.",
+        )
+        .query(
+            "count by (instance, controller) \
+             (rate(vmdtrace_cpu_controller_hardware_interrupts_total{@controller}@rate) > 0) \
+             or 0 * sum by (instance, controller) \
+             (rate(vmdtrace_cpu_controller_hardware_interrupts_total{@controller}@rate))",
+            "{{instance}} {{controller}}",
+        ),
+        Panel::graph(
+            "Completions per hardware interrupt by CPU",
+            "none",
+            "How many completions an interrupt brings on each CPU. Fewer where the CPU \
+             serves few queues: the load is spread thinly.",
+        )
+        .query(
+            "sum by (instance, controller, cpu) \
+             (rate(vmdtrace_cpu_controller_completions_total{@controller}@rate)) / sum by \
+             (instance, controller, cpu) \
+             (rate(vmdtrace_cpu_controller_hardware_interrupts_total{@controller}@rate))",
+            "{{instance}} {{controller}} CPU {{cpu}}",
         ),
     ]
 }

@@ -111,6 +111,7 @@ impl Switch {
         match self {
             Self::Vectors => "--metrics.vectors",
             Self::Disks => "--metrics.disks",
+            Self::Cpus => "--metrics.cpus",
         }
     }
 }

@@ -37,6 +37,7 @@ pub struct Row {
 pub enum Switch {
     Vectors,
     Disks,
+    Cpus,
 }
 
 /// How a panel shows its series.

@@ -16,6 +16,7 @@ use xtask_lab::{
 };
 use xtask_setup::{KERNELS, Setup};
 
+use crate::cpu_shares::Sums;
 use crate::server::{
     PATIENCE, Readings, Server, by_irq, compare_lines, completions, completions_of_each_disk, probe,
 };
@@ -428,6 +429,9 @@ fn measure(server: &Server, kernel: &str, kind: &Kind, vmds: &[Vmd]) -> Vec<Row>
     let before = server.at_rest();
     let reads = server.read_all_disks_from(kind.online, READS);
     let verified = if kind.asynchronous {
+        // From now on it is known whose the lines are.
+        let scraped = server.guest.scrape();
+        scraped.unwrap_or_else(|error| panic!("{error}"));
         verify_all_disks(server, &layout)
     } else {
         Verified::default()
@@ -547,6 +551,14 @@ fn measure(server: &Server, kernel: &str, kind: &Kind, vmds: &[Vmd]) -> Vec<Row>
         if of(&after) != of(&before) {
             found.wrong.push(format!("{metric} rose"));
         }
+    }
+    let shares = Sums::between(&before.daemon, &after.daemon);
+    found.wrong.extend(shares.wrong);
+    // Elsewhere nothing was scraped in between.
+    if kind.asynchronous && shares.unassigned >= shares.hardware_interrupts {
+        let unassigned = shares.unassigned;
+        let told = format!("all {unassigned} hardware interrupts are unassigned");
+        found.wrong.push(told);
     }
     rows.push(row("none".to_owned(), found));
     rows

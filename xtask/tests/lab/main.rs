@@ -11,6 +11,7 @@
 )]
 
 mod bio;
+mod cpu_shares;
 mod dashboards;
 mod demo;
 mod device;

@@ -91,6 +91,7 @@ impl Server {
                 "0.0.0.0:10973",
                 "--metrics.lines",
                 "--metrics.disks",
+                "--metrics.cpus",
             ])
             .args(more.iter().copied());
         let daemon = guest

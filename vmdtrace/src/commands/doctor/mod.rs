@@ -103,6 +103,7 @@ fn examine<S: SnapshotSource>(
         also_lines: Vec::new(),
         level: Level::default(),
         kprobes: true,
+        shares: false,
         activity: false,
     });
     let examined = match opened {

@@ -143,6 +143,7 @@ impl Server {
                 bio: bios(),
                 losses: Losses::default(),
                 outside: Vec::new(),
+                shares: Vec::new(),
                 msi: MsiCounts::default(),
             },
             probes: [

@@ -135,6 +135,7 @@ fn more_series_are_asked_for_only_where_they_are_switched_on() {
                     let switch = match () {
                         () if by_default => None,
                         () if metric.starts_with("vmdtrace_line_") => Some(Switch::Vectors),
+                        () if metric.starts_with("vmdtrace_cpu_controller_") => Some(Switch::Cpus),
                         () => Some(Switch::Disks),
                     };
                     let title = panel.title;

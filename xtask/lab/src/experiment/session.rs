@@ -86,7 +86,7 @@ impl<'a> Session<'a> {
         let listen = format!("0.0.0.0:{PORT}");
         let mut arguments = vec!["serve", "--web.listen-address", listen.as_str()];
         if setting.detailed {
-            arguments.extend(["--metrics.vectors", "--metrics.disks"]);
+            arguments.extend(["--metrics.vectors", "--metrics.disks", "--metrics.cpus"]);
         }
         let command = GuestCommand::new(VMDTRACE).args(arguments);
         let daemon = guest.spawn(&command)?;

@@ -99,7 +99,7 @@ impl Rise {
     }
 }
 
-/// Equations 2 to 5, 8 and 10.
+/// Equations 2 to 5, 8, 10 and, as far as they hold in any case, 11.
 pub(super) fn hold(what: &str, before: &Readings, after: &Readings) {
     let rise = Rise::new(&before.daemon, &after.daemon);
     let mut wrong = Vec::new();
@@ -120,11 +120,23 @@ pub(super) fn hold(what: &str, before: &Readings, after: &Readings) {
         posted(after) - posted(before),
     );
 
+    equal(
+        "completions by CPU and controller, and all in handlers",
+        rise.all("vmdtrace_cpu_controller_completions_total"),
+        rise.all("vmdtrace_completions_total") + rise.all("vmdtrace_unassigned_completions_total"),
+    );
+    let shares = rise.real("vmdtrace_cpu_controller_interrupt_seconds_total", &[]);
+    let cpus = rise.real("vmdtrace_cpu_interrupt_seconds_total", &[]);
+    equal(
+        "seconds by CPU and controller, and by CPU",
+        u64::from((shares - cpus).abs() > 1e-6),
+        0,
+    );
+
     let whole = rise.all("vmdtrace_unassigned_runs_total") == 0
         && rise.all("vmdtrace_lost_frames_total") == 0;
     if whole {
         let lines = rise.real("vmdtrace_handler_seconds_total", &[]);
-        let cpus = rise.real("vmdtrace_cpu_interrupt_seconds_total", &[]);
         // Of each series, the last digit is rounded.
         equal(
             "seconds of lines and CPUs",
