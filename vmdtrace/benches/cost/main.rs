@@ -25,6 +25,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use vmdtrace::host::Roots;
+use vmdtrace::metrics::Detail;
 use vmdtrace::probes::{object, privileges};
 
 use record::Record;
@@ -47,7 +48,7 @@ fn obstacle() -> Option<String> {
 
 fn measured() -> anyhow::Result<Record> {
     let host = Host::new(LARGEST)?;
-    let (scrape, instructions) = scrape::measure(&host)?;
+    let (scrape, instructions) = scrape::measure(&host, Detail::default())?;
     Ok(Record {
         host: host.shape(),
         scrape,

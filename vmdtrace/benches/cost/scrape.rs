@@ -51,7 +51,10 @@ impl Scrape {
 
 /// Observes the host, counts on all of its lines, and scrapes. Returns the
 /// verified instructions of the programs, too.
-pub(crate) fn measure(host: &Host) -> anyhow::Result<(Scrape, BTreeMap<String, u64>)> {
+pub(crate) fn measure(
+    host: &Host,
+    detail: Detail,
+) -> anyhow::Result<(Scrape, BTreeMap<String, u64>)> {
     let calls = SystemCalls::of(std::process::id())?;
     let before_all = allocations();
     let source: Arc<dyn SnapshotSource> = Arc::new(Live::open(&SourceOptions {
@@ -59,11 +62,11 @@ pub(crate) fn measure(host: &Host) -> anyhow::Result<(Scrape, BTreeMap<String, u
         also_lines: Vec::new(),
         level: Level::Timing,
         kprobes: false,
-        shares: false,
+        shares: detail.cpus,
         activity: false,
     })?);
     host.count()?;
-    let scrape = || metrics::scrape(&source, Detail::default());
+    let scrape = || metrics::scrape(&source, detail);
     // The first reads /sys, the second is as all others.
     scrape()?;
     let text = scrape()?;
@@ -92,6 +95,15 @@ pub(crate) fn measure(host: &Host) -> anyhow::Result<(Scrape, BTreeMap<String, u
         }
     }
     let (taken, system_calls, text) = least.context("nothing was measured")?;
+    // Whoever asks for more than sums gets all that was read, sums or not before.
+    let disks = source.snapshot()?.topology.disks;
+    let lines: usize = disks.iter().map(|disk| disk.lines.len()).sum();
+    let expected = host.shape().lines_of_disks();
+    anyhow::ensure!(
+        lines == expected as usize,
+        "{lines} lines of disks after sums were asked for, instead of {expected}"
+    );
+    drop(disks);
     let loaded = Loaded::of(std::process::id())?;
     anyhow::ensure!(loaded.map_bytes > 0, "this process holds no maps");
     let series = text.lines().filter(|line| !line.starts_with('#')).count();

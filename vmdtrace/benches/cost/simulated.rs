@@ -45,7 +45,11 @@ const SAMPLE_WORDS: usize = size_of::<DiskSamples>() / 8;
 
 impl Shape {
     pub(crate) fn lines(self) -> u32 {
-        self.controllers * (self.vectors + self.disks * (self.cpus + 1))
+        self.controllers * self.vectors + self.lines_of_disks()
+    }
+
+    pub(crate) fn lines_of_disks(self) -> u32 {
+        self.controllers * self.disks * (self.cpus + 1)
     }
 
     fn max_irq(self) -> u32 {

@@ -56,6 +56,14 @@ struct Known {
     numbers: Numbers,
 }
 
+/// How much of the topology is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Extent {
+    Whole,
+    /// Without the lines and queues of disks.
+    Outline,
+}
+
 /// What is read beside the counters of lines.
 struct Others {
     taken_ns: u64,
@@ -182,7 +190,7 @@ impl Live {
             known
                 .owners
                 .last_reading()
-                .map(|topology| Rare::subject(topology, name, irq))
+                .map(|topology| Rare::subject(topology, known.owners.names(), name, irq))
                 .unwrap_or_default()
         };
         messages.pass_on(subject, ended)
@@ -194,7 +202,7 @@ impl Live {
         let mut others = self.others()?;
         let probes = self.probes();
         let mut known = lock(&self.known);
-        let (_, is_new) = self.assign(&mut known, &mut others);
+        let (_, is_new) = self.assign(&mut known, &mut others, Extent::Whole);
         let topology = known.owners.topology();
         if is_new {
             memory::give_back();
@@ -237,7 +245,7 @@ impl Live {
 
     /// Labels every line with its owner; returns the lines' slots, and whether
     /// sysfs was read for it.
-    fn assign(&self, known: &mut Known, others: &mut Others) -> (Vec<u32>, bool) {
+    fn assign(&self, known: &mut Known, others: &mut Others, wanted: Extent) -> (Vec<u32>, bool) {
         let Known {
             owners,
             rare,
@@ -256,7 +264,8 @@ impl Live {
             slots.push(slot);
             counters.lines.push(arrays.line_counts(cell));
         });
-        let news = rare.has_news(counted);
+        let is_forgotten = wanted == Extent::Whole && owners.is_outline();
+        let news = is_forgotten || rare.has_news(counted);
         let is_new = owners.assign(counters, news, || host::read(&self.roots));
         if is_new {
             *groups = None;
@@ -325,7 +334,7 @@ impl SnapshotSource for Live {
         let topology = match known_sums {
             Some(topology) => topology,
             None => {
-                let (slots, _whether_read) = self.assign(&mut known, &mut others);
+                let (slots, was_read) = self.assign(&mut known, &mut others, Extent::Outline);
                 let owners = &known.owners;
                 // What earlier owners had comes behind, without a slot.
                 let lines = slots.into_iter().zip(&others.counters.lines);
@@ -336,6 +345,10 @@ impl SnapshotSource for Live {
                     .map(Topology::outline)
                     .unwrap_or_default();
                 known.groups = Some((groups, topology.clone()));
+                // One that was there before is somebody's who asks for all of it.
+                if was_read {
+                    known.owners.keep_outline();
+                }
                 topology
             }
         };

@@ -7,6 +7,7 @@ mod attribution;
 pub mod bio;
 mod counts;
 mod groups;
+mod line_names;
 pub mod live;
 mod owners;
 pub mod probes;

@@ -13,6 +13,7 @@ use std::{
     sync::Arc,
 };
 
+use super::line_names::LineNames;
 use super::{Counters, DiskSamples, LineCounts, LineKind, RunCounts, SampleCounts};
 use crate::host::{
     TopologyIndex,
@@ -260,6 +261,10 @@ fn subtract<T: Owned>(counts: &mut T::Counts, earlier: &T::Counts) {
 #[derive(Debug, Default)]
 pub(super) struct Owners {
     topology: Option<Topology>,
+    /// The lines of the last reading.
+    names: LineNames,
+    /// Of the last reading only the outline is left.
+    is_outline: bool,
     stale: bool,
     lines: Ledger<LineCounts>,
     samples: Ledger<DiskSamples>,
@@ -274,6 +279,23 @@ impl Owners {
     /// The last reading.
     pub(super) fn topology(&self) -> Topology {
         self.topology.clone().unwrap_or_default()
+    }
+
+    /// The lines of the last reading, also where it is only an outline.
+    pub(super) fn names(&self) -> &LineNames {
+        &self.names
+    }
+
+    /// Forgets the lines and queues of the last reading but their names: on a large
+    /// server they are most of what there is to keep, and sums do without.
+    pub(super) fn keep_outline(&mut self) {
+        self.topology = self.topology.as_ref().map(Topology::outline);
+        self.is_outline = true;
+    }
+
+    /// Whether sysfs has to be read again for whoever wants lines and queues.
+    pub(super) fn is_outline(&self) -> bool {
+        self.is_outline
     }
 
     /// A line's controller and path, once a reading told them.
@@ -322,7 +344,9 @@ impl Owners {
             let index = TopologyIndex::new(&topology);
             self.lines.hand_over(&index, &counters.lines);
             self.samples.hand_over(&index, &counters.samples);
+            self.names = LineNames::new(&topology);
             self.topology = Some(topology);
+            self.is_outline = false;
             self.stale = false;
         }
         self.label(counters);

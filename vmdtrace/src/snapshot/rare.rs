@@ -3,7 +3,7 @@
 
 use super::{
     Counters, DiskLosses, LossCounts, Losses, MsiCounts, MsiOperation, OperationCount,
-    OutsideCompletions, attribution::Attribution,
+    OutsideCompletions, attribution::Attribution, line_names::LineNames,
 };
 use crate::{
     host::topology::{PciAddress, Topology},
@@ -152,14 +152,17 @@ impl Rare {
     }
 
     /// What an operation is about, by the last reading of the devices.
-    pub(super) fn subject(topology: &Topology, name: &ControllerName, irq: Option<u32>) -> Subject {
-        let of_disks = topology.disks.iter().flat_map(|disk| &disk.lines);
-        let of_others = topology.controllers.iter().flat_map(|it| &it.other_lines);
-        let line = of_disks.chain(of_others).find(|line| Some(line.irq) == irq);
+    pub(super) fn subject(
+        topology: &Topology,
+        names: &LineNames,
+        name: &ControllerName,
+        irq: Option<u32>,
+    ) -> Subject {
+        let (action, vector) = irq.map_or((None, None), |irq| names.of(irq));
         Subject {
             controller: find_controller(topology, name).map(|PciAddress(address)| address),
-            action: line.and_then(|line| line.actions.first().cloned()),
-            vector: line.and_then(|line| line.parent_irq),
+            action: action.map(str::to_owned),
+            vector,
         }
     }
 
