@@ -142,5 +142,10 @@ pub fn scrape(
     if let Some(error) = failure.get() {
         return Err(Arc::clone(error).into());
     }
-    Ok(TextEncoder::new().encode_to_string(&families)?)
+    // Of one series, about. A text that grows is copied again and again.
+    const BYTES: usize = 100;
+    let series: usize = families.iter().map(|it| it.get_metric().len()).sum();
+    let mut text = String::with_capacity(BYTES * series);
+    TextEncoder::new().encode_utf8(&families, &mut text)?;
+    Ok(text)
 }

@@ -6,6 +6,7 @@
 //! taken apart: the sum over the lines of a disk is that disk's series.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use prometheus::proto::MetricFamily;
 
@@ -54,20 +55,33 @@ impl<T> Counter<T> {
     }
 }
 
-/// The families of a table, with a series for each of `counts`.
-fn add<'a, T: 'a, const N: usize>(
-    table: &[Counter<T>],
+/// The families of a table, with a series for each key of `counts`.
+fn add<'a, T: 'a, const N: usize, const M: usize>(
+    table: &[Counter<T>; M],
     labels: [&'static str; N],
-    counts: &(impl Iterator<Item = &'a T> + Clone),
+    counts: impl Iterator<Item = &'a T>,
     key: fn(&'a T) -> [Cow<'a, str>; N],
     counted: Counted,
     families: &mut Vec<MetricFamily>,
 ) {
-    for counter in table.iter().filter(|counter| (counter.counted)(counted)) {
-        let mut family = CounterFamily::new(counter.name, counter.help, counter.unit, labels);
-        for one in counts.clone() {
+    // Summed before there are series: a key is made once, not for each family, and
+    // borrows what it can.
+    let mut sums: BTreeMap<[Cow<'a, str>; N], [Option<u64>; M]> = BTreeMap::new();
+    for one in counts {
+        let sums = sums.entry(key(one)).or_insert([None; M]);
+        for (sum, counter) in sums.iter_mut().zip(table) {
             if let Some(count) = (counter.value)(one) {
-                let key = key(one);
+                *sum = Some(sum.unwrap_or(0).saturating_add(count));
+            }
+        }
+    }
+    for (index, counter) in table.iter().enumerate() {
+        if !(counter.counted)(counted) {
+            continue;
+        }
+        let mut family = CounterFamily::new(counter.name, counter.help, counter.unit, labels);
+        for (key, sums) in &sums {
+            if let Some(count) = sums[index] {
                 family.add(key.each_ref().map(AsRef::as_ref), count);
             }
         }
@@ -96,29 +110,22 @@ fn of(line: &LineCounts, kind: LineKind, value: u64) -> Option<u64> {
 const BY_DISK: [OfLine; 6] = [
     Counter::new(
         "vmdtrace_hardware_interrupts_total",
-        "Handler runs on behalf of a hardware interrupt of the line itself. Behind a remapping \
-         controller only its own vectors (disk=\"\") have them.",
+        "Handler runs for a hardware interrupt of the line itself. Behind a remapping controller \
+         only its own vectors (disk=\"\") have them; its disks have no series.",
         interrupts,
-        |line| match line.kind {
-            LineKind::OtherChild => None,
-            _ => Some(line.hardware_interrupts()),
-        },
+        |line| (!line.is_remapped_child()).then(|| line.hardware_interrupts()),
     ),
     Counter::new(
         "vmdtrace_handler_repeated_total",
-        "Of the hardware interrupts, runs the kernel repeated without a new interrupt: \
-         vmdtrace_hardware_interrupts_total less these is what the kernel counts. Absent where it \
-         cannot be told.",
+        "Of the hardware interrupts, runs the kernel repeated without a new one: it counts the \
+         others. Absent where it cannot be told.",
         repeated_runs,
-        |line| match line.kind {
-            LineKind::OtherChild => None,
-            _ => Some(line.repeated_interrupts()),
-        },
+        |line| (!line.is_remapped_child()).then(|| line.repeated_interrupts()),
     ),
     Counter::new(
         "vmdtrace_handler_runs_total",
-        "Runs of the disk's interrupt handlers, whether for an interrupt of its own or inside the \
-         handler of a controller's vector.",
+        "Runs of the disk's handlers, for an interrupt of its own or inside the handler of a \
+         controller's vector.",
         interrupts,
         |line| of(line, LineKind::Nvme, line.runs()),
     ),
@@ -130,8 +137,8 @@ const BY_DISK: [OfLine; 6] = [
     ),
     Counter::seconds(
         "vmdtrace_handler_seconds_total",
-        "Time in interrupt handlers without the handlers that ran inside them, so that it adds \
-         up. disk=\"\" is the controller's own handler and its children that are not disks.",
+        "Time in handlers without the handlers that ran inside them. disk=\"\" is the controller's \
+         own handler and its children that are not disks.",
         |line| Some(line.counts.self_ns),
     ),
     Counter::new(
@@ -152,8 +159,7 @@ const BY_CONTROLLER: [OfLine; 3] = [
     ),
     Counter::new(
         "vmdtrace_controller_other_handler_runs_total",
-        "Handler runs of the controller's children that are not NVMe disks: ports, hot-plug, \
-         error reports.",
+        "Handler runs of the controller's children that are not NVMe disks: ports, error reports.",
         interrupts,
         |line| of(line, LineKind::OtherChild, line.runs()),
     ),
@@ -306,8 +312,8 @@ const UNATTRIBUTED: [OfCpu; 8] = [
     ),
     Counter::new(
         "vmdtrace_out_of_range_runs_total",
-        "Handler runs of interrupt numbers beyond the table made at start, watched or not: \
-         restart vmdtrace to make a larger one.",
+        "Handler runs of interrupt numbers beyond the table made at start: restart vmdtrace to \
+         make a larger one.",
         interrupts,
         |cpu| Some(cpu.out_of_range_runs),
     ),
@@ -321,12 +327,12 @@ const UNATTRIBUTED: [OfCpu; 8] = [
 
 /// Lines of controllers and disks, added up per disk and per controller.
 pub(super) fn add_owned<'a>(
-    all: &(impl Iterator<Item = &'a LineCounts> + Clone),
+    all: impl Iterator<Item = &'a LineCounts> + Clone,
     counted: Counted,
     families: &mut Vec<MetricFamily>,
 ) {
     let labels = ["controller", "disk", "path"];
-    add(&BY_DISK, labels, all, disk_key, counted, families);
+    add(&BY_DISK, labels, all.clone(), disk_key, counted, families);
     let key = |line| [controller_of(line)];
     add(&BY_CONTROLLER, ["controller"], all, key, counted, families);
 }
@@ -342,7 +348,7 @@ pub(super) fn add_lines(
     // is part of the key.
     let labels = ["controller", "disk", "irq", "action"];
     let chosen = owned(lines).filter(|line| detail.lines || line.kind == LineKind::VmdVector);
-    add(&BY_LINE, labels, &chosen, line_key, counted, families);
+    add(&BY_LINE, labels, chosen, line_key, counted, families);
 }
 
 /// Lines of controllers and disks.
@@ -423,7 +429,7 @@ pub(super) fn add_watched(
     add(
         &BY_WATCHED_NAME,
         ["line"],
-        &watched,
+        watched,
         action_key,
         counted,
         families,
@@ -433,9 +439,9 @@ pub(super) fn add_watched(
 /// Time per CPU, and what the accounting could not attribute.
 pub(super) fn add_cpus(cpus: &[CpuCounts], counted: Counted, families: &mut Vec<MetricFamily>) {
     let key = |cpu: &CpuCounts| [cpu.cpu.to_string().into()];
-    add(&BY_CPU, ["cpu"], &cpus.iter(), key, counted, families);
+    add(&BY_CPU, ["cpu"], cpus.iter(), key, counted, families);
     // There also where no CPU has a bank.
     let none = CpuCounts::default();
     let all = std::iter::once(&none).chain(cpus);
-    add(&UNATTRIBUTED, [], &all, |_| [], counted, families);
+    add(&UNATTRIBUTED, [], all, |_| [], counted, families);
 }

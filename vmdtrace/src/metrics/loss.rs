@@ -52,10 +52,16 @@ pub(super) fn add(
     }
     for disk in &topology.disks {
         let controller = controller_value(disk.controller.as_ref());
-        timeouts.add([controller], 0);
-        lost.add([controller], 0);
-        disk_timeouts.add([controller, &disk.name], 0);
-        disk_lost.add([controller, &disk.name], 0);
+        match part {
+            Part::Sums => {
+                timeouts.add([controller], 0);
+                lost.add([controller], 0);
+            }
+            Part::Disks => {
+                disk_timeouts.add([controller, &disk.name], 0);
+                disk_lost.add([controller, &disk.name], 0);
+            }
+        }
     }
     let Losses { disks, unassigned } = losses;
     for DiskLosses {

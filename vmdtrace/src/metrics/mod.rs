@@ -5,7 +5,7 @@
 //! - A counter is absent, never 0, where nothing could count it
 //!   ([`Snapshot::counted`] says so).
 //! - Every controller and disk of the topology has its series from the first
-//!   scrape. A line keeps its series when its disk is gone.
+//!   scrape; a disk behind a VMD that remaps has no hardware interrupts. A line keeps its series when its disk is gone.
 //! - `disk=""` is the controller's own vectors and its children that are not
 //!   NVMe disks; `controller=""` is a disk that is not behind a VMD.
 //!
@@ -100,7 +100,7 @@ fn collect(
             Collector::Topology => host::add(topology, families),
             Collector::Probes => probes::add(probes, families),
             Collector::Interrupts => {
-                lines::add_owned(&owned(), counted, families);
+                lines::add_owned(owned(), counted, families);
                 lines::add_watched(lines, counted, families);
                 lines::add_cpus(cpus, counted, families);
             }

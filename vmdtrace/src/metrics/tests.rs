@@ -1027,9 +1027,16 @@ fn everything_in_the_topology_is_there_at_zero() {
             "handler_seconds_total",
             "completions_total",
         ] {
-            expect(format!(
-                "\nvmdtrace_{name}{{controller=\"{controller}\",disk=\"{disk}\",path=\"{path}\"}} 0\n"
-            ));
+            let series = format!(
+                "\nvmdtrace_{name}{{controller=\"{controller}\",disk=\"{disk}\",path=\"{path}\"}} "
+            );
+            // It has none of its own there, and so no series.
+            let of_its_own = ["hardware_interrupts_total", "handler_repeated_total"];
+            if path == "vmd-remap" && of_its_own.contains(&name) {
+                assert!(!text.contains(&series), "{series}");
+            } else {
+                expect(series + "0\n");
+            }
         }
     }
     for controller in [REMAP, BYPASS] {
@@ -1288,7 +1295,7 @@ fn a_large_server_has_under_two_thousand_series() {
     // Only in the eBPF programs' process.
     let maps = 1;
     let series = series + maps;
-    assert!((1600..2000).contains(&series), "{series} series");
+    assert!((1400..2000).contains(&series), "{series} series");
 }
 
 #[test]
