@@ -19,7 +19,7 @@ use crate::simulated::{Host, LARGEST, Shape};
 
 /// Where the finished program is (set by `cargo xtask bench`).
 const PROGRAM: &str = "VMDTRACE_COST_PROGRAM";
-const SCRAPES: usize = 15;
+pub(crate) const SCRAPES: usize = 15;
 const QUIET: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug, Serialize)]
@@ -77,14 +77,14 @@ impl Process {
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Spread {
+pub(crate) struct Spread {
     median: f64,
     least: f64,
     most: f64,
 }
 
 impl Spread {
-    fn of(mut values: Vec<f64>) -> Self {
+    pub(crate) fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let at = |index: usize| values.get(index).copied().unwrap_or(f64::NAN);
         Self {
@@ -92,6 +92,17 @@ impl Spread {
             least: at(0),
             most: at(values.len().saturating_sub(1)),
         }
+    }
+}
+
+impl std::fmt::Display for Spread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            median,
+            least,
+            most,
+        } = self;
+        write!(f, "{median:.2} ({least:.2}-{most:.2})")
     }
 }
 
@@ -143,19 +154,25 @@ impl Daemon {
     }
 
     fn scrape(&self) -> anyhow::Result<String> {
-        let mut stream = TcpStream::connect(&self.address)?;
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        let (head, text) = answer.split_once("\r\n\r\n").context("no answer")?;
-        anyhow::ensure!(head.starts_with("HTTP/1.1 200"), "{head}");
-        Ok(text.to_owned())
+        fetch(&self.address)
     }
 
     /// Of both processes.
     fn cpu_ns(&self) -> anyhow::Result<u64> {
         Ok(cpu_ns(self.child.id())? + cpu_ns(self.helper)?)
     }
+}
+
+/// What is served at `/metrics`.
+pub(crate) fn fetch(address: &str) -> anyhow::Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: x\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, text) = answer.split_once("\r\n\r\n").context("no answer")?;
+    let is_good = head.starts_with("HTTP/1.1 200") || head.starts_with("HTTP/1.0 200");
+    anyhow::ensure!(is_good, "{head}");
+    Ok(text.to_owned())
 }
 
 /// The only process that another started.
@@ -183,7 +200,7 @@ fn of_threads(
     Ok(sum)
 }
 
-fn cpu_ns(process: u32) -> anyhow::Result<u64> {
+pub(crate) fn cpu_ns(process: u32) -> anyhow::Result<u64> {
     of_threads(process, "schedstat", |text| {
         text.split(' ').next()?.parse().ok()
     })
@@ -195,7 +212,7 @@ fn switches(process: u32) -> anyhow::Result<u64> {
     })
 }
 
-fn memory(process: u32, name: &str) -> anyhow::Result<u64> {
+pub(crate) fn memory(process: u32, name: &str) -> anyhow::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{process}/status"))?;
     status(&text, name).with_context(|| format!("no {name}"))
 }
@@ -341,21 +358,17 @@ pub(crate) fn print(figures: &[Figures]) {
             (None, Some(host)) => host.to_string(),
             (None, None) => "this machine".to_owned(),
         };
-        let Spread {
-            median,
-            least,
-            most,
-        } = figure.scrape_cpu_ms;
         let both =
             |of: fn(&Process) -> u64| format!("{}+{}", of(&figure.server), of(&figure.helper));
         let allocations = figure.allocations.map(|it| it.to_string());
         println!(
-            "{host:<52} {:>6} {:>6} {:>8} {:>6.0} {:>6.0} {median:>5.2} ({least:.2}-{most:.2}) {:>6.2} {:>6} {:>6} {:>13} {:>13} {:>13}",
+            "{host:<52} {:>6} {:>6} {:>8} {:>6.0} {:>6.0} {:>17} {:>6.2} {:>6} {:>6} {:>13} {:>13} {:>13}",
             figure.lines,
             figure.series,
             figure.bytes,
             figure.start_ms,
             figure.first_scrape_ms,
+            figure.scrape_cpu_ms.to_string(),
             figure.scrape_ms.median,
             figure.system_calls,
             allocations.unwrap_or_default(),

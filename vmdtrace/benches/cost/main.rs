@@ -14,6 +14,7 @@ mod actions;
 mod allocations;
 mod daemon;
 mod kernel;
+mod node_exporter;
 mod programs;
 mod record;
 mod scrape;
@@ -106,9 +107,13 @@ fn bench(part: &str, json: Option<&String>) -> anyhow::Result<()> {
             write(json, &figures)
         }
         "host" => {
-            let figures = daemon::measure()?;
+            let (figures, peer) = (daemon::measure()?, node_exporter::measure()?);
             daemon::print(&figures);
-            write(json, &figures)
+            node_exporter::print(peer.as_ref());
+            write(
+                json,
+                &serde_json::json!({"vmdtrace": figures, "node_exporter": peer}),
+            )
         }
         other => anyhow::bail!("there is no part {other}"),
     }

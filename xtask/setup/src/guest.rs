@@ -14,6 +14,8 @@ pub(crate) const BPFTRACE_ENTRY: &str = "guest-bpftrace";
 pub(crate) const MKE2FS_ENTRY: &str = "guest-mke2fs";
 pub(crate) const HARDIRQS_ENTRY: &str = "hardirqs";
 const HARDIRQS: &str = "/usr/sbin/hardirqs-libbpf";
+pub(crate) const NODE_EXPORTER_ENTRY: &str = "node-exporter";
+const NODE_EXPORTER: &str = "/usr/bin/prometheus-node-exporter";
 pub(crate) const IRQBALANCE_ENTRY: &str = "guest-irqbalance";
 const BPFTRACE: &str = "/usr/bin/bpftrace";
 const MKE2FS: &str = "/usr/sbin/mke2fs";
@@ -64,6 +66,16 @@ pub(crate) fn ensure_bpftrace(setup: &Setup) -> Result<Program> {
 /// The peer that vmdtrace's cost is compared with.
 pub(crate) fn ensure_hardirqs(setup: &Setup) -> Result<Program> {
     one_program(setup, HARDIRQS_ENTRY, "libbpf-tools", HARDIRQS)
+}
+
+/// What reads the same interrupts from /proc, to compare its cost.
+pub(crate) fn ensure_node_exporter(setup: &Setup) -> Result<Program> {
+    one_program(
+        setup,
+        NODE_EXPORTER_ENTRY,
+        "prometheus-node-exporter",
+        NODE_EXPORTER,
+    )
 }
 
 /// Makes file systems for the guest's disks.

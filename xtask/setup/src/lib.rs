@@ -108,6 +108,11 @@ impl Setup {
         guest::ensure_hardirqs(self)
     }
 
+    /// node_exporter with its libraries, which the bench compares with.
+    pub fn node_exporter(&self) -> Result<Program> {
+        guest::ensure_node_exporter(self)
+    }
+
     /// irqbalance with its libraries.
     pub fn guest_irqbalance(&self) -> Result<Program> {
         guest::ensure_irqbalance(self)
@@ -203,6 +208,7 @@ impl Setup {
             guest::BPFTRACE_ENTRY.to_owned(),
             guest::MKE2FS_ENTRY.to_owned(),
             guest::HARDIRQS_ENTRY.to_owned(),
+            guest::NODE_EXPORTER_ENTRY.to_owned(),
             guest::IRQBALANCE_ENTRY.to_owned(),
             debian_root::ENTRY.to_owned(),
         ] {

@@ -16,6 +16,9 @@ const PROGRAM_VARIABLE: &str = "VMDTRACE_COST_PROGRAM";
 /// Tells it hardirqs and what that is started by, one argument a line.
 const HARDIRQS_VARIABLE: &str = "VMDTRACE_COST_HARDIRQS";
 
+/// Tells it node_exporter and what that is started by, one argument a line.
+const NODE_EXPORTER_VARIABLE: &str = "VMDTRACE_COST_NODE_EXPORTER";
+
 /// Measure what vmdtrace costs
 ///
 /// docs/cost.md says how each figure is made and has those of the last time.
@@ -111,6 +114,12 @@ fn within_vmdtrace(setup: &Setup, part: &str, args: &Args) -> anyhow::Result<()>
     command.envs(setup.test_environment()?);
     if part == "host" {
         command.env(PROGRAM_VARIABLE, setup.build(Profile::Release)?.vmdtrace);
+        match setup.node_exporter() {
+            Ok(program) => {
+                command.env(NODE_EXPORTER_VARIABLE, by_its_loader(&program)?);
+            }
+            Err(error) => eprintln!("bench: without node_exporter: {error}"),
+        }
     }
     if part == "programs" {
         match setup.hardirqs() {
