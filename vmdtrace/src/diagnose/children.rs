@@ -94,15 +94,9 @@ fn silent(
         let count = interrupts.get(&irq).copied().unwrap_or(0);
         count as f64 >= thresholds.calls_children
     };
-    let serving = controller
-        .vectors
-        .iter()
-        .filter(|it| it.used_for.serves_nvme());
-    let all_call = controller
-        .vectors
-        .iter()
-        .any(|it| it.used_for.serves_nvme())
-        && serving.into_iter().all(|it| calls(it.irq));
+    let vectors = controller.vectors.iter();
+    let mut serving = vectors.filter(|it| it.used_for.serves_nvme()).peekable();
+    let all_call = serving.peek().is_some() && serving.all(|it| calls(it.irq));
     let online = Cpus::of(&window.topology.machine)?.online;
     let (mut silent, mut told) = (Vec::new(), 0);
     // One that came in the window may have been enabled at its end.

@@ -240,18 +240,8 @@ mod tests {
 
     fn topology(disks: &[&str]) -> Topology {
         let disk = |name: &&str| Disk {
-            name: (*name).to_owned(),
-            address: PciAddress("10000:01:00.0".into()),
-            path: DiskPath::VmdBypass,
             controller: Some(PciAddress("0000:97:00.5".into())),
-            model: None,
-            numa_node: None,
-            iommu: None,
-            link: None,
-            port: None,
-            namespaces: Vec::new(),
-            queues: Vec::new(),
-            lines: Vec::new(),
+            ..Disk::bare(name, "10000:01:00.0", DiskPath::VmdBypass)
         };
         Topology {
             disks: disks.iter().map(disk).collect(),
