@@ -17,9 +17,12 @@ pub const PERIOD_NS: u64 = 10_000_000_000;
 /// and the number of their PCI domain.
 pub const DOMAIN_PREFIX: [u8; 8] = *b"VMD-MSI-";
 
-/// What was done; the index of its counts.
+/// What was done to a controller's interrupts or to those of its children; the index
+/// of its counts.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
 pub enum Operation {
     /// A child's vector was put on the list of a controller's vector.
     Enable = 0,
@@ -51,6 +54,23 @@ impl Operation {
         Self::RemapOff,
         Self::Move,
     ];
+
+    /// The operation in one word, the same everywhere it is shown.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Enable => "enable",
+            Self::Disable => "disable",
+            Self::Startup => "startup",
+            Self::Shutdown => "shutdown",
+            Self::Compose => "compose",
+            Self::Allocate => "allocate",
+            Self::Free => "free",
+            Self::RemapOn => "remap-on",
+            Self::RemapOff => "remap-off",
+            Self::Move => "move",
+        }
+    }
 
     /// The operation of an index.
     #[must_use]

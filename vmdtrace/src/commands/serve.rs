@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::ArgAction;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -61,60 +60,24 @@ struct Settings {
 
     /// Export every interrupt line's own counters, too, beside the sums per
     /// disk: up to 7 series a line, so thousands on a large server.
-    #[arg(
-        long = "metrics.lines",
-        value_name = "BOOL",
-        action = ArgAction::Set,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        default_value_t = false,
-        hide_default_value = true
-    )]
+    #[arg(long = "metrics.lines")]
     metrics_lines: bool,
 
     /// Of the lines, only the controllers' own vectors, which are few: up to 5
     /// series each.
-    #[arg(
-        long = "metrics.vectors",
-        value_name = "BOOL",
-        action = ArgAction::Set,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        default_value_t = false,
-        hide_default_value = true
-    )]
+    #[arg(long = "metrics.vectors")]
     metrics_vectors: bool,
 
     /// Export for each disk, too, beside the sums per controller: where its
     /// completions land, how long they take, time-outs and lost interrupts; and
     /// operations on interrupts by controller. 24 series a disk.
-    #[arg(
-        long = "metrics.disks",
-        value_name = "BOOL",
-        action = ArgAction::Set,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        default_value_t = false,
-        hide_default_value = true
-    )]
+    #[arg(long = "metrics.disks")]
     metrics_disks: bool,
 
     /// Count for each CPU, too, what it does for each controller: hardware
     /// interrupts, time in handlers, completions. Up to 3 series for each CPU and
     /// controller.
-    #[arg(
-        long = "metrics.cpus",
-        value_name = "BOOL",
-        action = ArgAction::Set,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        default_value_t = false,
-        hide_default_value = true
-    )]
+    #[arg(long = "metrics.cpus")]
     metrics_cpus: bool,
 
     /// Watch other interrupt lines, too, by action name (the last column of
@@ -127,16 +90,7 @@ struct Settings {
     level: Level,
 
     /// Make no kprobes: time-outs and lost interrupts are then not counted.
-    #[arg(
-        long,
-        value_name = "BOOL",
-        action = ArgAction::Set,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        default_value_t = false,
-        hide_default_value = true
-    )]
+    #[arg(long)]
     no_kprobes: bool,
 
     /// Where sysfs is mounted.

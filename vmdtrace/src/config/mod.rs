@@ -123,11 +123,11 @@ impl<T: clap::Args> clap::FromArgMatches for Flags<T> {
 
 impl<T: clap::Args> clap::Args for Flags<T> {
     fn augment_args(command: Command) -> Command {
-        T::augment_args(command)
+        with_switches::<T>(T::augment_args(command))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
-        T::augment_args_for_update(command)
+        with_switches::<T>(T::augment_args_for_update(command))
     }
 }
 
@@ -147,7 +147,32 @@ fn read(file: &Path) -> Result<String, ConfigError> {
 }
 
 fn command<T: clap::Args>() -> Command {
-    T::augment_args(Command::new("settings").no_binary_name(true)).disable_help_flag(true)
+    let command = Command::new("settings").no_binary_name(true);
+    <Flags<T> as clap::Args>::augment_args(command).disable_help_flag(true)
+}
+
+/// Lets the switches of `T` take a value, so that what a file switches on can be
+/// switched off by a flag.
+fn with_switches<T: clap::Args>(command: Command) -> Command {
+    let settings = T::augment_args(Command::new("settings"));
+    let switches: Vec<_> = settings
+        .get_arguments()
+        .filter(|it| matches!(it.get_action(), ArgAction::SetTrue))
+        .map(Arg::get_id)
+        .collect();
+    command.mut_args(|argument| {
+        if !switches.contains(&argument.get_id()) {
+            return argument;
+        }
+        argument
+            .action(ArgAction::Set)
+            .value_name("BOOL")
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true")
+            .default_value("false")
+            .hide_default_value(true)
+    })
 }
 
 fn parse<T: clap::Args>(arguments: Vec<OsString>) -> Result<T, clap::Error> {

@@ -8,13 +8,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
+use vmdtrace_common::msi::Operation;
 
 use super::isolation::Cpus;
 use super::thresholds::Thresholds;
 use crate::host::NumberList;
 use crate::host::topology::{Controller, Disk, Line};
 use crate::snapshot::window::{Change, Window};
-use crate::snapshot::{Detail, LineKind, MsiOperation, probes};
+use crate::snapshot::{Detail, LineKind, probes};
 
 /// What is known of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -41,18 +42,17 @@ impl Children {
             let mut probes = window.probes.iter();
             probes.any(|it| it.name == name && it.state == crate::snapshot::ProbeState::Attached)
         };
-        let operations = |wanted: MsiOperation| {
+        let operations = |wanted: Operation| {
             let operations = window.counters.msi.operations.iter();
             let ours = operations
                 .filter(|it| it.controller == controller.address && it.operation == wanted);
             ours.fold(0, |sum: u64, it| sum.saturating_add(it.count))
         };
-        let enabled =
-            operations(MsiOperation::Enable).saturating_add(operations(MsiOperation::Startup));
+        let enabled = operations(Operation::Enable).saturating_add(operations(Operation::Startup));
         let is_counted = counts(probes::MSI_ALLOCATE) && counts(probes::MSI_ENABLE);
         let silent = silent(window, controller, disks, thresholds);
         Self {
-            allocated: is_counted.then(|| operations(MsiOperation::Allocate)),
+            allocated: is_counted.then(|| operations(Operation::Allocate)),
             enabled: is_counted.then_some(enabled),
             told: silent.as_ref().map_or(0, |(_, told)| *told),
             silent: silent.map(|(lines, _)| lines),
@@ -94,15 +94,9 @@ fn silent(
         let count = interrupts.get(&irq).copied().unwrap_or(0);
         count as f64 >= thresholds.calls_children
     };
-    let serving = controller
-        .vectors
-        .iter()
-        .filter(|it| it.used_for.serves_nvme());
-    let all_call = controller
-        .vectors
-        .iter()
-        .any(|it| it.used_for.serves_nvme())
-        && serving.into_iter().all(|it| calls(it.irq));
+    let vectors = controller.vectors.iter();
+    let mut serving = vectors.filter(|it| it.used_for.serves_nvme()).peekable();
+    let all_call = serving.peek().is_some() && serving.all(|it| calls(it.irq));
     let online = Cpus::of(&window.topology.machine)?.online;
     let (mut silent, mut told) = (Vec::new(), 0);
     // One that came in the window may have been enabled at its end.

@@ -1,5 +1,6 @@
 //! Queues that share a vector: each interrupt runs the handlers of all of them.
 
+use super::thresholds::Thresholds;
 use super::{Case, Explanation, Judgement, Kind, Remedy, percent};
 
 pub(super) const EXPLANATION: Explanation = Explanation {
@@ -21,8 +22,22 @@ pub(super) const EXPLANATION: Explanation = Explanation {
     ],
 };
 
+/// What so many runs for nothing per completion make of queues that share a vector.
+pub(super) fn by_runs_for_nothing(
+    per_completion: f64,
+    thresholds: &Thresholds,
+    text: String,
+) -> Judgement {
+    if per_completion >= thresholds.nothing_per_completion {
+        Judgement::supported(text)
+    } else if per_completion > thresholds.nothing_few {
+        Judgement::possible(text, "the CPU time per I/O with fewer queues per vector")
+    } else {
+        Judgement::contradicted(text)
+    }
+}
+
 fn judge(case: &Case<'_>) -> Judgement {
-    let thresholds = case.thresholds;
     let group = case.group;
     let Some(factor) = group.sharing_factor.filter(|&factor| factor > 1.0) else {
         return Judgement::contradicted("no vector serves more than one queue");
@@ -38,14 +53,7 @@ fn judge(case: &Case<'_>) -> Judgement {
          nothing, {nothing:.2} for each completion",
         percent(share)
     );
-    let judgement = if nothing >= thresholds.nothing_per_completion {
-        Judgement::supported(text)
-    } else if nothing > thresholds.nothing_few {
-        Judgement::possible(text, "the CPU time per I/O with fewer queues per vector")
-    } else {
-        Judgement::contradicted(text)
-    };
-    judgement
+    by_runs_for_nothing(nothing, case.thresholds, text)
         .with("runs for nothing", Some(nothing), "per completion")
         .with("of all runs of its disks' handlers", Some(share), "of runs")
         .with("queues per vector", Some(factor), "lines")

@@ -3,6 +3,8 @@
 
 use std::fmt::Write as _;
 
+use vmdtrace_common::msi::Operation;
+
 use super::matrix::{documented, supported, work};
 use super::picture::Picture;
 use super::scene::Scene;
@@ -14,7 +16,7 @@ use crate::snapshot::bio::{
 };
 use crate::snapshot::window::{Change, Window};
 use crate::snapshot::{
-    Detail, DiskLosses, LineKind, LossCounts, MsiOperation, OperationCount, Probe, ProbeState,
+    Detail, DiskLosses, LineKind, LossCounts, OperationCount, Probe, ProbeState, probes,
 };
 
 /// A made-up server, and what has to be supported, and nothing else.
@@ -71,14 +73,10 @@ pub(super) fn loses(window: &mut Window, disk: u32, timeouts: u64, lost_interrup
 }
 
 /// Operations on the controller's children, by the probes that count them.
-pub(super) fn operates(window: &mut Window, operations: &[(MsiOperation, u64)]) {
-    for operation in [
-        MsiOperation::Allocate,
-        MsiOperation::Enable,
-        MsiOperation::Startup,
-    ] {
+pub(super) fn operates(window: &mut Window, operations: &[(Operation, u64)]) {
+    for operation in [Operation::Allocate, Operation::Enable, Operation::Startup] {
         window.probes.push(Probe {
-            name: operation.probe().to_owned(),
+            name: probes::of_operation(operation).to_owned(),
             state: ProbeState::Attached,
             mechanism: "kprobe".to_owned(),
             reason: None,
@@ -302,18 +300,12 @@ fn all() -> Vec<Injected> {
             &remap(),
             |it| {
                 it.detail = Detail::Sums;
-                operates(
-                    it,
-                    &[(MsiOperation::Allocate, 26), (MsiOperation::Compose, 52)],
-                );
+                operates(it, &[(Operation::Allocate, 26), (Operation::Compose, 52)]);
             },
         ),
         injected("26 interrupts allocated and enabled", &[], &remap(), |it| {
             it.detail = Detail::Sums;
-            operates(
-                it,
-                &[(MsiOperation::Allocate, 26), (MsiOperation::Startup, 26)],
-            );
+            operates(it, &[(Operation::Allocate, 26), (Operation::Startup, 26)]);
         }),
         injected("bypass under Xen", &["bypass-under-xen"], &bypass, xen),
         injected("remap under Xen", &["forced-remap"], &remap(), xen),

@@ -1,5 +1,6 @@
 //! H5: fewer queues than CPUs, or several queues on a vector.
 
+use super::fault_for_nothing::by_runs_for_nothing;
 use super::{Case, Explanation, Judgement, Kind, Remedy, Time, percent};
 
 pub(super) const EXPLANATION: Explanation = Explanation {
@@ -40,7 +41,6 @@ fn judge(case: &Case<'_>) -> Judgement {
 }
 
 fn sharing(case: &Case<'_>) -> Judgement {
-    let thresholds = case.thresholds;
     let group = case.group;
     let Some(factor) = group.sharing_factor else {
         return Judgement::contradicted("every queue has an interrupt of its own");
@@ -53,19 +53,14 @@ fn sharing(case: &Case<'_>) -> Judgement {
                 format!("{factor:.1} queues share a vector; runs for nothing are not counted"),
                 "the probes of interrupts and nvme_sq",
             ),
-            Some(nothing) => {
-                let text = format!(
+            Some(nothing) => by_runs_for_nothing(
+                nothing,
+                case.thresholds,
+                format!(
                     "{factor:.1} queues share a vector, and {nothing:.2} handlers run for nothing \
                      per completion"
-                );
-                if nothing >= thresholds.nothing_per_completion {
-                    Judgement::supported(text)
-                } else if nothing > thresholds.nothing_few {
-                    Judgement::possible(text, "the CPU time per I/O with fewer queues per vector")
-                } else {
-                    Judgement::contradicted(text)
-                }
-            }
+                ),
+            ),
         }
     };
     judgement

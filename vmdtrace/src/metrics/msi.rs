@@ -1,12 +1,13 @@
 //! What is done to controllers' interrupts and to those of their children.
 
 use prometheus::proto::MetricFamily;
+use vmdtrace_common::msi::Operation;
 
 use super::Part;
 use super::family::{CounterFamily, Unit};
 use super::host::controller_value;
-use crate::snapshot::probes::Counted;
-use crate::snapshot::{MsiCounts, MsiOperation, OperationCount, Snapshot};
+use crate::snapshot::probes::{self, Counted};
+use crate::snapshot::{MsiCounts, OperationCount, Snapshot};
 
 pub(super) fn add(
     snapshot: &Snapshot,
@@ -33,9 +34,9 @@ pub(super) fn add(
         Unit::One,
         ["controller", "operation"],
     );
-    let counts = |operation: MsiOperation| snapshot.counts(operation.probe());
+    let counts = |operation: Operation| snapshot.counts(probes::of_operation(operation));
     for controller in &snapshot.topology.controllers {
-        for operation in MsiOperation::ALL.into_iter().filter(|it| counts(*it)) {
+        for operation in Operation::ALL.into_iter().filter(|it| counts(*it)) {
             let address = controller_value(Some(&controller.address));
             by_operation.add([operation.as_str()], 0);
             by_controller.add([address, operation.as_str()], 0);
@@ -64,7 +65,7 @@ pub(super) fn add(
         family.add([], count);
         family.push_to(families);
     };
-    if MsiOperation::ALL.into_iter().any(counts) {
+    if Operation::ALL.into_iter().any(counts) {
         total(
             "vmdtrace_unassigned_msi_operations_total",
             "Operations on interrupts whose controller could not be told.",

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use prometheus::{TextEncoder, proto::Bucket};
+use vmdtrace_common::msi::Operation;
 
 use super::*;
 use crate::host::fixture::{CAPTURED_REMAP, Tree};
@@ -15,8 +16,8 @@ use crate::snapshot::recording::Reader;
 use crate::snapshot::source::{SnapshotError, SnapshotSource};
 use crate::snapshot::{
     BioCounts, CpuCounts, CpuShare, DiskLosses, DiskSamples, LineCounts, LineKind, LossCounts,
-    Losses, MsiCounts, MsiOperation, OperationCount, OutsideCompletions, Probe, ProbeState, Remote,
-    RunCounts, SampleCounts, ShareCounts, ShareOwner, Times, probes,
+    Losses, MsiCounts, OperationCount, OutsideCompletions, Probe, ProbeState, Remote, RunCounts,
+    SampleCounts, ShareCounts, ShareOwner, Times, probes,
 };
 
 const REMAP: &str = "0000:97:00.5";
@@ -421,7 +422,7 @@ fn msi() -> MsiCounts {
     MsiCounts {
         operations: vec![OperationCount {
             controller: PciAddress(REMAP.to_owned()),
-            operation: MsiOperation::Enable,
+            operation: Operation::Enable,
             count: 9,
         }],
         unassigned: 1,

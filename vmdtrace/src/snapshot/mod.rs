@@ -19,6 +19,7 @@ mod sums;
 pub mod window;
 
 use serde::{Deserialize, Serialize};
+use vmdtrace_common::msi::Operation;
 use vmdtrace_common::samples::{BUCKETS, FIRST_BITS};
 
 pub use bio::BioCounts;
@@ -404,32 +405,11 @@ pub struct Losses {
     pub unassigned: LossCounts,
 }
 
-/// What was done to a controller's interrupts or to those of its children.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum MsiOperation {
-    /// A child's interrupt was put on the list of a vector.
-    Enable,
-    /// It was taken off.
-    Disable,
-    Startup,
-    Shutdown,
-    /// The message was made that a child is to send.
-    Compose,
-    Allocate,
-    Free,
-    /// Remapping was switched on for the controller.
-    RemapOn,
-    RemapOff,
-    /// A vector of the controller went to another CPU.
-    Move,
-}
-
-/// How often one of them was done.
+/// How often something was done to a controller's interrupts or to those of its children.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperationCount {
     pub controller: PciAddress,
-    pub operation: MsiOperation,
+    pub operation: Operation,
     pub count: u64,
 }
 

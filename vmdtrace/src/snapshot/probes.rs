@@ -1,7 +1,9 @@
 //! What the probes of a [`Snapshot`] say of its counters: a zero is only a
 //! zero where something was counting.
 
-use super::{MsiOperation, Probe, ProbeState, Snapshot};
+use vmdtrace_common::msi::Operation;
+
+use super::{Probe, ProbeState, Snapshot};
 
 /// Raw tracepoint at the start of a handler run.
 pub const IRQ_HANDLER_ENTRY: &str = "irq_handler_entry";
@@ -203,52 +205,19 @@ impl Snapshot {
     }
 }
 
-impl MsiOperation {
-    /// All, in the order of the programs' counts.
-    pub const ALL: [Self; 10] = [
-        Self::Enable,
-        Self::Disable,
-        Self::Startup,
-        Self::Shutdown,
-        Self::Compose,
-        Self::Allocate,
-        Self::Free,
-        Self::RemapOn,
-        Self::RemapOff,
-        Self::Move,
-    ];
-
-    /// The operation in one word, the same everywhere it is shown.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Enable => "enable",
-            Self::Disable => "disable",
-            Self::Startup => "startup",
-            Self::Shutdown => "shutdown",
-            Self::Compose => "compose",
-            Self::Allocate => "allocate",
-            Self::Free => "free",
-            Self::RemapOn => "remap-on",
-            Self::RemapOff => "remap-off",
-            Self::Move => "move",
-        }
-    }
-
-    /// The probe that counts it.
-    #[must_use]
-    pub fn probe(self) -> &'static str {
-        match self {
-            Self::Enable => MSI_ENABLE,
-            Self::Disable => MSI_DISABLE,
-            Self::Startup => MSI_STARTUP,
-            Self::Shutdown => MSI_SHUTDOWN,
-            Self::Compose => MSI_COMPOSE,
-            Self::Allocate => MSI_ALLOCATE,
-            Self::Free => MSI_FREE,
-            Self::RemapOn | Self::RemapOff => PCI_WRITE_CONFIG_WORD,
-            Self::Move => VECTOR_UPDATE,
-        }
+/// The probe that counts an operation.
+#[must_use]
+pub fn of_operation(operation: Operation) -> &'static str {
+    match operation {
+        Operation::Enable => MSI_ENABLE,
+        Operation::Disable => MSI_DISABLE,
+        Operation::Startup => MSI_STARTUP,
+        Operation::Shutdown => MSI_SHUTDOWN,
+        Operation::Compose => MSI_COMPOSE,
+        Operation::Allocate => MSI_ALLOCATE,
+        Operation::Free => MSI_FREE,
+        Operation::RemapOn | Operation::RemapOff => PCI_WRITE_CONFIG_WORD,
+        Operation::Move => VECTOR_UPDATE,
     }
 }
 

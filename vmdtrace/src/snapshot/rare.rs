@@ -1,9 +1,11 @@
 //! Who owns what is counted in hash maps: time-outs, and completions outside any
 //! handler, by disk; operations on interrupts by controller.
 
+use vmdtrace_common::msi::Operation;
+
 use super::{
-    Counters, DiskLosses, LossCounts, Losses, MsiCounts, MsiOperation, OperationCount,
-    OutsideCompletions, attribution::Attribution, line_names::LineNames,
+    Counters, DiskLosses, LossCounts, Losses, MsiCounts, OperationCount, OutsideCompletions,
+    attribution::Attribution, line_names::LineNames,
 };
 use crate::{
     host::topology::{PciAddress, Topology},
@@ -28,7 +30,7 @@ pub(super) struct ByName {
 pub(super) struct Rare {
     losses: Attribution<DiskName, DiskOwner, 2>,
     outside: Attribution<DiskName, DiskOwner, 1>,
-    operations: Attribution<ControllerName, PciAddress, { MsiOperation::ALL.len() }>,
+    operations: Attribution<ControllerName, PciAddress, { Operation::ALL.len() }>,
 }
 
 /// Whose time-outs they are.
@@ -138,7 +140,7 @@ impl Rare {
             let Some(controller) = controller else {
                 continue;
             };
-            for (operation, count) in MsiOperation::ALL.into_iter().zip(sums) {
+            for (operation, count) in Operation::ALL.into_iter().zip(sums) {
                 if count > 0 {
                     counts.operations.push(OperationCount {
                         controller: controller.clone(),
@@ -241,18 +243,8 @@ mod tests {
 
     fn topology(disks: &[&str]) -> Topology {
         let disk = |name: &&str| Disk {
-            name: (*name).to_owned(),
-            address: PciAddress("10000:01:00.0".into()),
-            path: DiskPath::VmdBypass,
             controller: Some(PciAddress("0000:97:00.5".into())),
-            model: None,
-            numa_node: None,
-            iommu: None,
-            link: None,
-            port: None,
-            namespaces: Vec::new(),
-            queues: Vec::new(),
-            lines: Vec::new(),
+            ..Disk::bare(name, "10000:01:00.0", DiskPath::VmdBypass)
         };
         Topology {
             disks: disks.iter().map(disk).collect(),
@@ -327,21 +319,21 @@ mod tests {
             sharing_factor: None,
             iommu: None,
         });
-        let once = |operation: MsiOperation| {
-            let mut counts = [0; MsiOperation::ALL.len()];
+        let once = |operation: Operation| {
+            let mut counts = [0; Operation::ALL.len()];
             counts[operation as usize] = 1;
             counts
         };
         let operations = OperationsByName {
             controllers: HashMap::from([
-                (ControllerName::Domain(0x10000), once(MsiOperation::Free)),
-                (ControllerName::Domain(0x10001), once(MsiOperation::Free)),
+                (ControllerName::Domain(0x10000), once(Operation::Free)),
+                (ControllerName::Domain(0x10001), once(Operation::Free)),
                 (
                     ControllerName::Address(address.0.clone()),
-                    once(MsiOperation::RemapOn),
+                    once(Operation::RemapOn),
                 ),
-                (ControllerName::Vector(41), once(MsiOperation::Move)),
-                (ControllerName::Unknown, once(MsiOperation::Enable)),
+                (ControllerName::Vector(41), once(Operation::Move)),
+                (ControllerName::Unknown, once(Operation::Enable)),
             ]),
             unassigned: 5,
             ..OperationsByName::default()
@@ -356,9 +348,9 @@ mod tests {
         assert_eq!(
             counted,
             [
-                (&address, MsiOperation::Free, 1),
-                (&address, MsiOperation::RemapOn, 1),
-                (&address, MsiOperation::Move, 1),
+                (&address, Operation::Free, 1),
+                (&address, Operation::RemapOn, 1),
+                (&address, Operation::Move, 1),
             ]
         );
         assert_eq!(counters.msi.unassigned, 7);

@@ -4,12 +4,12 @@
 //! completions are written by the program itself.
 
 use std::fs::{self, Permissions};
-use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail, ensure};
+use nix::sys::stat::{Mode, umask};
 use xtask_setup::{Profile, Setup};
 
 /// Make a Debian package: the program, its service, manual pages, completions,
@@ -96,6 +96,8 @@ impl Stage {
             fs::remove_dir_all(&root)
                 .with_context(|| format!("cannot remove {}", root.display()))?;
         }
+        // The caller's is not the package's business.
+        umask(Mode::from_bits_truncate(0o022));
         Ok(Self { root })
     }
 
@@ -113,7 +115,10 @@ impl Stage {
 
     /// A text that nobody edits, compressed the way Debian's policy asks for.
     fn compress(&self, path: &str, content: impl AsRef<[u8]>) -> anyhow::Result<()> {
-        self.write(&format!("{path}.gz"), 0o644, gzip(content.as_ref())?)
+        self.write(path, 0o644, content)?;
+        let mut gzip = Command::new("gzip");
+        gzip.args(["--no-name", "--best"]).arg(self.root.join(path));
+        capture(&mut gzip).map(drop)
     }
 
     /// All files, by their paths below the root, sorted.
@@ -126,12 +131,11 @@ impl Stage {
     }
 }
 
+/// All files in a folder and below.
 fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
-    let read = |path: &Path| format!("cannot read {}", path.display());
-    // The caller's umask is not the package's business.
-    fs::set_permissions(folder, Permissions::from_mode(0o755)).with_context(|| read(folder))?;
-    for item in fs::read_dir(folder).with_context(|| read(folder))? {
-        let path = item.with_context(|| read(folder))?.path();
+    let read = || format!("cannot read {}", folder.display());
+    for item in fs::read_dir(folder).with_context(read)? {
+        let path = item.with_context(read)?.path();
         if path.is_dir() {
             walk(&path, files)?;
         } else {
@@ -208,8 +212,7 @@ fn fill(
     for script in ["postinst", "prerm", "postrm"] {
         stage.write(&format!("DEBIAN/{script}"), 0o755, ours(script)?)?;
     }
-    let mut all = Vec::new();
-    walk(&stage.root, &mut all)
+    Ok(())
 }
 
 /// Manual pages and completions, as the program writes them.
@@ -245,7 +248,8 @@ fn generated(stage: &Stage, program: &Path) -> anyhow::Result<()> {
 /// /usr/share/vmdtrace.
 fn shared(folder: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     let mut files = Vec::new();
-    walk_sources(folder, &mut files)?;
+    walk(folder, &mut files)?;
+    files.sort();
     let mut shared = Vec::new();
     for path in files {
         let below = path.strip_prefix(folder)?.to_string_lossy().into_owned();
@@ -268,20 +272,6 @@ fn shared_path(below: &str) -> Option<String> {
         "yml" | "yaml" if below.starts_with("rules/") => Some(below.to_owned()),
         _ => None,
     }
-}
-
-fn walk_sources(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
-    let read = || format!("cannot read {}", folder.display());
-    for item in fs::read_dir(folder).with_context(read)? {
-        let path = item.with_context(read)?.path();
-        if path.is_dir() {
-            walk_sources(&path, files)?;
-        } else {
-            files.push(path);
-        }
-    }
-    files.sort();
-    Ok(())
 }
 
 /// A licence as a paragraph of Debian's copyright file.
@@ -322,27 +312,6 @@ fn changelog(version: &str, epoch: u64) -> anyhow::Result<String> {
          sources.\n\n -- The vmdtrace authors <vmdtrace@packages.invalid>  {}\n",
         date.trim()
     ))
-}
-
-fn gzip(content: &[u8]) -> anyhow::Result<Vec<u8>> {
-    let mut gzip = Command::new("gzip")
-        .args(["--no-name", "--best"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot run gzip")?;
-    let mut stdin = gzip.stdin.take().context("gzip has no standard input")?;
-    std::thread::scope(|scope| {
-        let writer = scope.spawn(move || stdin.write_all(content));
-        let output = gzip.wait_with_output().context("cannot wait for gzip")?;
-        let written = writer.join();
-        ensure!(
-            output.status.success() && matches!(written, Ok(Ok(()))),
-            "gzip ended with {}",
-            output.status
-        );
-        Ok(output.stdout)
-    })
 }
 
 /// Runs a command to its end; returns what it printed.

@@ -181,19 +181,22 @@ impl Disturbed {
     /// Does that while all disks are read and /metrics is looked at; then everything
     /// explains everything else. What happened is returned.
     fn disturb(&self, what: &str, work: impl FnOnce(&Self)) -> Rise {
-        let (before, after) = self.readings_around(what, |disturbed| {
-            watch::during(disturbed.guest(), || work(disturbed));
-        });
+        let (before, after) = self.watched(what, work);
         Rise::new(&before.daemon, &after.daemon)
     }
 
     /// As above where all lines stay what they are: the kernel counts each as we do.
     fn disturb_and_compare_lines(&self, what: &str, work: impl FnOnce(&Self)) -> Rise {
-        let (before, after) = self.readings_around(what, |disturbed| {
-            watch::during(disturbed.guest(), || work(disturbed));
-        });
+        let (before, after) = self.watched(what, work);
         lines_equal_the_kernel(what, &before, &after);
         Rise::new(&before.daemon, &after.daemon)
+    }
+
+    /// Does that while all disks are read and the counters are scraped.
+    fn watched(&self, what: &str, work: impl FnOnce(&Self)) -> (Readings, Readings) {
+        self.readings_around(what, |disturbed| {
+            watch::during(disturbed.guest(), || work(disturbed));
+        })
     }
 
     /// Does that while all disks are read, and returns what all sources said before and
