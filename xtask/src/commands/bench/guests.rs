@@ -7,18 +7,21 @@ use anyhow::Context as _;
 use serde::Serialize;
 use vmd_device::{Config, DeviceId, Service};
 use xtask_lab::{
-    Artifacts, Background, Bound, CpuList, Done, Guest, GuestCommand, GuestConfig, Load, VMDTRACE,
-    interrupt,
+    Artifacts, Background, Bound, CpuList, Done, Guest, GuestCommand, GuestConfig, GuestFile, Load,
+    VMDTRACE, interrupt,
 };
 use xtask_setup::{Profile, Setup};
 
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 const LEVELS: [&str; 2] = ["counters", "timing"];
-/// Loads without and with the daemon, each.
-const ROUNDS: usize = 8;
-const LOAD: Duration = Duration::from_secs(5);
+/// Each of a load without the daemon, one with it, and another without.
+const ROUNDS: usize = 6;
+pub(super) const LOAD: Duration = Duration::from_secs(4);
+/// Ahead of each measured load, whatever runs: what a daemon that was just started
+/// has left to do is over then, and caches are warm.
+pub(super) const WARM_UP: Duration = Duration::from_secs(2);
 
-fn artifacts(setup: &Setup, kernel: &str) -> anyhow::Result<Artifacts> {
+pub(super) fn artifacts(setup: &Setup, kernel: &str) -> anyhow::Result<Artifacts> {
     let built = setup.build(Profile::Release)?;
     let this_program = std::env::current_exe().context("cannot tell which program this is")?;
     Ok(Artifacts::prepare(
@@ -29,7 +32,7 @@ fn artifacts(setup: &Setup, kernel: &str) -> anyhow::Result<Artifacts> {
     )?)
 }
 
-fn boot(artifacts: &Artifacts) -> anyhow::Result<Guest> {
+pub(super) fn boot(artifacts: &Artifacts, files: Vec<GuestFile>) -> anyhow::Result<Guest> {
     let config = GuestConfig {
         controllers: vec![Config {
             id: DeviceId::Remap201d,
@@ -41,6 +44,9 @@ fn boot(artifacts: &Artifacts) -> anyhow::Result<Guest> {
             },
             ..Config::default()
         }],
+        // bpftrace's libraries are large.
+        memory_mib: 2048,
+        files,
         ..GuestConfig::default()
     };
     eprintln!("lab: booting kernel {}", artifacts.kernel.package_version);
@@ -50,7 +56,7 @@ fn boot(artifacts: &Artifacts) -> anyhow::Result<Guest> {
 }
 
 /// Starts the daemon and waits until it counts.
-fn daemon(guest: &Guest, level: &str) -> anyhow::Result<Background> {
+pub(super) fn daemon(guest: &Guest, level: &str) -> anyhow::Result<Background> {
     let daemon = guest.spawn(&GuestCommand::new(VMDTRACE).args([
         "serve",
         "--web.listen-address",
@@ -75,7 +81,7 @@ pub(super) fn instructions(setup: &Setup, kernels: &[&str]) -> anyhow::Result<In
     let mut all = Instructions::new();
     for kernel in kernels {
         let artifacts = artifacts(setup, kernel)?;
-        let guest = boot(&artifacts)?;
+        let guest = boot(&artifacts, Vec::new())?;
         for level in LEVELS {
             let output = daemon(&guest, level)?.stop(PATIENCE)?;
             let programs = verified(&output.stderr_text());
@@ -132,28 +138,61 @@ pub(super) struct Rates {
     level: &'static str,
     without: Vec<f64>,
     with: Vec<f64>,
-    /// Of neighbours, with to without.
+    without_again: Vec<f64>,
+    /// Of one round, with to without.
     ratios: Vec<f64>,
+    /// Of one round, without to without: what chance alone does.
+    controls: Vec<f64>,
 }
 
-pub(super) fn rates(setup: &Setup, kernel: &str) -> anyhow::Result<Vec<Rates>> {
-    let artifacts = artifacts(setup, kernel)?;
-    let guest = boot(&artifacts)?;
+/// What is measured in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Case {
+    Without,
+    With,
+    WithoutAgain,
+}
+
+/// Each comes first, second and last equally often, and each before another as
+/// often as after it.
+const ORDERS: [[Case; 3]; 6] = {
+    use Case::{With, Without, WithoutAgain};
+    [
+        [Without, With, WithoutAgain],
+        [WithoutAgain, With, Without],
+        [With, WithoutAgain, Without],
+        [Without, WithoutAgain, With],
+        [WithoutAgain, Without, With],
+        [With, Without, WithoutAgain],
+    ]
+};
+
+pub(super) fn load(guest: &Guest, time: Duration) -> anyhow::Result<Load> {
     let disks = guest.await_disks(PATIENCE)?;
-    let load = Load {
+    Ok(Load {
         disks: disks
             .iter()
             .filter_map(|disk| disk.namespaces.first().cloned())
             .collect(),
         cpus: CpuList::first(2),
         depth: 16,
-        bound: Bound::Time(LOAD),
+        bound: Bound::Time(time),
+    })
+}
+
+pub(super) fn measure(guest: &Guest, load: &Load) -> anyhow::Result<Done> {
+    let output = guest.check(&load.command(), LOAD + PATIENCE)?;
+    Ok(Done::parse(&output.stdout_text(), load)?)
+}
+
+pub(super) fn rates(setup: &Setup, kernel: &str) -> anyhow::Result<Vec<Rates>> {
+    let artifacts = artifacts(setup, kernel)?;
+    let guest = boot(&artifacts, Vec::new())?;
+    let (warm_up, timed) = (load(&guest, WARM_UP)?, load(&guest, LOAD)?);
+    let rate = || -> anyhow::Result<f64> {
+        measure(&guest, &warm_up)?;
+        Ok(measure(&guest, &timed)?.iops())
     };
-    let measure = || -> anyhow::Result<f64> {
-        let output = guest.check(&load.command(), LOAD + PATIENCE)?;
-        Ok(Done::parse(&output.stdout_text(), &load)?.iops())
-    };
-    measure()?;
     let mut all = Vec::new();
     for level in LEVELS {
         let mut rates = Rates {
@@ -161,43 +200,66 @@ pub(super) fn rates(setup: &Setup, kernel: &str) -> anyhow::Result<Vec<Rates>> {
             level,
             without: Vec::new(),
             with: Vec::new(),
+            without_again: Vec::new(),
             ratios: Vec::new(),
+            controls: Vec::new(),
         };
-        for round in 0..ROUNDS {
-            let with = || -> anyhow::Result<f64> {
-                let daemon = daemon(&guest, level)?;
-                let rate = measure()?;
-                daemon.stop(PATIENCE)?;
-                Ok(rate)
-            };
-            // In turns, so that a slow drift speaks for neither.
-            let (with, without) = if round % 2 == 0 {
-                let without = measure()?;
-                (with()?, without)
-            } else {
-                (with()?, measure()?)
-            };
-            rates.with.push(with);
-            rates.without.push(without);
-            rates.ratios.push(with / without);
+        for order in ORDERS.iter().cycle().take(ROUNDS) {
+            for case in order {
+                match case {
+                    Case::Without => rates.without.push(rate()?),
+                    Case::WithoutAgain => rates.without_again.push(rate()?),
+                    Case::With => {
+                        let daemon = daemon(&guest, level)?;
+                        rates.with.push(rate()?);
+                        daemon.stop(PATIENCE)?;
+                    }
+                }
+            }
         }
-        println!("level {level}, {ROUNDS} rounds of {} s:", LOAD.as_secs());
+        rates.ratios = quotients(&rates.with, &rates.without);
+        rates.controls = quotients(&rates.without_again, &rates.without);
+        println!(
+            "kernel {}, level {level}, {ROUNDS} rounds of {} s:",
+            rates.kernel,
+            LOAD.as_secs()
+        );
         for (name, values) in [
             ("without, reads/s", &rates.without),
             ("with, reads/s", &rates.with),
+            ("again without", &rates.without_again),
             ("with / without", &rates.ratios),
+            ("without / without", &rates.controls),
         ] {
             let [least, median, most] = spread(values);
             println!("  {name:<18} {median:>9.3} ({least:.3} to {most:.3})");
         }
+        let beyond = beyond_chance(&rates.ratios, &rates.controls);
+        println!(
+            "  the difference is {} than what two loads without differ by",
+            if beyond { "more" } else { "not more" }
+        );
         all.push(rates);
     }
     guest.power_off()?;
     Ok(all)
 }
 
+pub(super) fn quotients(dividends: &[f64], divisors: &[f64]) -> Vec<f64> {
+    let pairs = dividends.iter().zip(divisors);
+    pairs
+        .map(|(dividend, divisor)| dividend / divisor)
+        .collect()
+}
+
+/// Whether the median lies outside of everything that was seen by chance.
+fn beyond_chance(ratios: &[f64], controls: &[f64]) -> bool {
+    let ([_, median, _], [least, _, most]) = (spread(ratios), spread(controls));
+    !(least..=most).contains(&median)
+}
+
 /// Least, median and most.
-fn spread(values: &[f64]) -> [f64; 3] {
+pub(super) fn spread(values: &[f64]) -> [f64; 3] {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
     let at = |index: usize| values.get(index).copied().unwrap_or(f64::NAN);
@@ -223,6 +285,22 @@ mod tests {
             verified(log),
             BTreeMap::from([("nvme_sq".to_owned(), 2356)])
         );
+    }
+
+    #[test]
+    fn cases_take_turns() {
+        for place in 0..3 {
+            let first = ORDERS.iter().filter(|it| it[place] == Case::With).count();
+            assert_eq!(first, 2);
+        }
+    }
+
+    #[test]
+    fn what_chance_does_is_no_difference() {
+        let controls = [0.8, 1.0, 1.1];
+        assert!(!beyond_chance(&[0.7, 0.85, 0.9], &controls));
+        assert!(beyond_chance(&[0.7, 0.79, 0.9], &controls));
+        assert_eq!(quotients(&[1.0, 3.0], &[2.0, 2.0]), [0.5, 1.5]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: what vmdtrace costs.
 
+mod bios;
 mod guests;
 
 use std::fs;
@@ -29,6 +30,7 @@ Parts:
   host          scrapes, memory and system calls on made-up hosts of several sizes
   instructions  what the verifier walks through of each program, on each kernel (--kernels)
   lab           I/O rates in the virtual server with and without the daemon, in turns
+  bios          what the programs for bios take there, beside bpftrace counting the same calls
   record        renew docs/cost.json, what `cargo xtask test` compares with")]
 pub(crate) struct Args {
     /// What to measure
@@ -50,6 +52,7 @@ enum Part {
     Host,
     Instructions,
     Lab,
+    Bios,
     Record,
 }
 
@@ -71,6 +74,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 rates.extend(guests::rates(&setup, kernel)?);
             }
             write(args, &rates)
+        }
+        Part::Bios => {
+            let kernels = super::test::kernels(&args.kernels, always(args));
+            let mut found = Vec::new();
+            for kernel in kernels {
+                found.push(bios::bios(&setup, kernel)?);
+            }
+            write(args, &found)
         }
     }
 }
