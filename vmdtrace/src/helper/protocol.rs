@@ -32,7 +32,7 @@ pub const MAX_PROBES: usize = 64;
 /// Most descriptors with one message.
 pub const MAX_DESCRIPTORS: usize = arrays::NAMES.len() + MAX_PROBES;
 
-/// Longest reason for a state, in bytes; the rest is left out.
+/// Longest reason for a state, in bytes; the middle of a longer one is left out.
 const MAX_REASON: usize = 1_500;
 
 /// What the server may ask for.
@@ -122,13 +122,18 @@ impl From<State> for Probe {
     }
 }
 
-/// The verifier's log can be long.
-fn cut(mut text: String) -> String {
-    if text.len() > MAX_REASON {
-        text.truncate(text.floor_char_boundary(MAX_REASON));
-        text.push_str(" ...");
+/// The verifier's log can be long. It begins with which program it is of, and ends with
+/// what is wrong.
+fn cut(text: String) -> String {
+    const GAP: &str = " ... ";
+    const END: usize = MAX_REASON / 2;
+    if text.len() <= MAX_REASON {
+        return text;
     }
-    text
+    let head = text.floor_char_boundary(MAX_REASON - END - GAP.len());
+    let end = text.ceil_char_boundary(text.len() - END);
+    let (head, end) = (text.get(..head), text.get(end..));
+    [head.unwrap_or_default(), GAP, end.unwrap_or_default()].concat()
 }
 
 /// Why a message is none.
@@ -378,12 +383,17 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_cut_where_a_character_begins() {
-        let Some(reason) = state(Some("ö".repeat(2_000))).reason else {
-            panic!("no reason");
-        };
-        assert!(reason.ends_with("ö ..."), "{reason}");
-        assert!(reason.len() <= MAX_REASON + 4);
+    fn a_reason_is_cut_in_its_middle_where_characters_begin() {
+        for shift in ["", "x"] {
+            let long = format!("{shift}first {} last{shift}", "ö".repeat(2_000));
+            let Some(reason) = state(Some(long)).reason else {
+                panic!("no reason");
+            };
+            assert!(reason.starts_with(&format!("{shift}first ö")), "{reason}");
+            assert!(reason.contains("ö ... ö"), "{reason}");
+            assert!(reason.ends_with(&format!("ö last{shift}")), "{reason}");
+            assert!(reason.len() <= MAX_REASON && reason.len() > MAX_REASON - 5);
+        }
         assert_eq!(state(Some("short".into())).reason.unwrap(), "short");
     }
 
