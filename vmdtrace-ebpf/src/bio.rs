@@ -99,6 +99,8 @@ pub(crate) fn bio_alloc_bioset_exit_3_args(context: FExitContext) -> i32 {
 fn end(vectors: u32, asked: bool, purpose: u64, set: Set, bio: Bio) {
     let cpu = kernel::cpu();
     let Some(bank) = Bank::of(cpu) else { return };
+    // Ahead of the class: the verifier would walk through the search for each.
+    let slot = slot_of(set);
     let has_cache = set.has_cache();
     let regimes = bio_kernel::regimes();
     let mut call = Allocation {
@@ -122,7 +124,7 @@ fn end(vectors: u32, asked: bool, purpose: u64, set: Set, bio: Bio) {
         bio_kernel::add_regime(evidence);
     }
     let class = bio::classify(&call);
-    bank.count_allocation(allocation_index(slot_of(set), purpose, class));
+    bank.count_allocation(allocation_index(slot, purpose, class));
 }
 
 /// What the call's start saw on this CPU, and the first of its own list now. The
