@@ -196,7 +196,11 @@ pub static ALL: &[Injection] = &[
             ],
             load: load("R", 4, "1", 16),
             after: &[Action::Shell(END_BURNING)],
-            answer: Answer::NOTHING,
+            // Every completion comes to the other CPU.
+            answer: Answer {
+                made_as_well: &["h3-placement"],
+                ..Answer::NOTHING
+            },
         }],
         compared: None,
     },
