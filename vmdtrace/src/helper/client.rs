@@ -10,7 +10,7 @@ use std::{
     },
     process::{Child, Command, Stdio},
     sync::{
-        Mutex, MutexGuard, OnceLock, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -38,6 +38,7 @@ use crate::{
     probes::{
         LoadError, Loaded,
         arrays::{self, Arrays},
+        fdinfo,
         loaded::add_statistics,
         losses::{self, DiskName, LossesByName},
         msi::{self, ControllerName, MESSAGE_BYTES, OperationsByName},
@@ -53,17 +54,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long it may take to end, in milliseconds.
 const PATIENCE_TO_END: u16 = 10_000;
-
-/// Kernel memory of the maps that this process's helper loaded, in bytes; it does not
-/// change.
-static MAP_MEMORY: OnceLock<u64> = OnceLock::new();
-
-/// Kernel memory of the maps that a helper of this process loaded, in bytes. None if
-/// there is no helper, or it could not tell.
-#[must_use]
-pub fn map_memory() -> Option<u64> {
-    MAP_MEMORY.get().copied()
-}
 
 /// A helper that runs, and what it loaded.
 #[derive(Debug)]
@@ -201,8 +191,7 @@ impl Helper {
         drop(of_arrays);
         requests.set_patience(PATIENCE)?;
         if let Some(bytes) = map_memory {
-            // The first one's, where there is a second.
-            let _bytes = MAP_MEMORY.get_or_init(|| bytes);
+            fdinfo::tell_map_memory(bytes);
         }
         let (ended, child) = starting.done()?;
         let helper = Self {

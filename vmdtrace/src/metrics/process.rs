@@ -1,6 +1,5 @@
 //! What this process costs, by the names every Prometheus client uses.
 
-use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -10,7 +9,6 @@ use procfs::{ProcResult, WithCurrentSystemInfo as _};
 use prometheus::proto::MetricFamily;
 
 use super::family::{CounterFamily, GaugeFamily, Unit};
-use crate::helper;
 use crate::probes::fdinfo;
 
 /// Adds the families that can be read; `/proc` may be hidden from us.
@@ -71,14 +69,8 @@ fn try_add(families: &mut Vec<MetricFamily>) -> ProcResult<()> {
         "Start of this process, in seconds since 1970.",
         *START_TIME.get_or_init(|| start_time(stat.starttime)),
     );
-    // A process that serves a recording has none. All are made and sized at the
-    // start, so that the answer stays: asking takes 300 system calls.
-    let bytes = MAP_MEMORY.get().copied().or_else(|| {
-        let bytes =
-            fdinfo::map_memory(Path::new("/proc/self")).or_else(helper::client::map_memory)?;
-        Some(*MAP_MEMORY.get_or_init(|| bytes))
-    });
-    if let Some(bytes) = bytes {
+    // A process that serves a recording has none.
+    if let Some(bytes) = fdinfo::our_map_memory() {
         gauge(
             "vmdtrace_map_memory_bytes",
             "Kernel memory of the maps that the eBPF programs and vmdtrace share.",
@@ -87,8 +79,6 @@ fn try_add(families: &mut Vec<MetricFamily>) -> ProcResult<()> {
     }
     Ok(())
 }
-
-static MAP_MEMORY: OnceLock<u64> = OnceLock::new();
 
 /// Told once: computed again, it would move with every correction of the clock.
 static START_TIME: OnceLock<f64> = OnceLock::new();

@@ -1,7 +1,7 @@
 //! What the kernel tells of programs and maps through `/proc/self/fdinfo`: no BPF call
 //! and so no capability is needed (kernel/bpf/syscall.c, bpf_prog_show_fdinfo).
 
-use std::{collections::BTreeMap, fs, os::fd::RawFd, path::Path};
+use std::{collections::BTreeMap, fs, os::fd::RawFd, path::Path, sync::OnceLock};
 
 /// Statistics of one program. A field is None where this kernel has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +30,27 @@ pub fn read(procfs: &Path, descriptor: RawFd, counts_runs: bool) -> ProgramStati
         statistics.run_count = None;
     }
     statistics
+}
+
+/// Of the maps of this process, or of its helper. They are made and sized at the
+/// start, so that the answer stays: asking takes 300 system calls.
+static MAP_MEMORY: OnceLock<u64> = OnceLock::new();
+
+/// Kernel memory of our maps, in bytes. None where there are none, or a helper that
+/// has them could not tell.
+#[must_use]
+pub fn our_map_memory() -> Option<u64> {
+    let known = MAP_MEMORY.get().copied();
+    known.or_else(|| {
+        let bytes = map_memory(Path::new("/proc/self"))?;
+        Some(*MAP_MEMORY.get_or_init(|| bytes))
+    })
+}
+
+/// Tells what the maps take that a helper loaded; the first one's, where there is a
+/// second.
+pub fn tell_map_memory(bytes: u64) {
+    let _bytes = MAP_MEMORY.get_or_init(|| bytes);
 }
 
 /// What the kernel says that our maps take (`memlock`, bpf_map_show_fdinfo in

@@ -225,14 +225,7 @@ impl Live {
         };
         Ok((snapshot, apart_ns))
     }
-}
 
-fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic while it was held leaves at worst a topology to be read again.
-    value.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Live {
     fn others(&self) -> Result<Others, SnapshotError> {
         let arrays = self.loaded.arrays();
         Ok(Others {
@@ -311,6 +304,11 @@ impl Live {
         rare.assign(counters, counted);
         Some(topology.clone())
     }
+}
+
+fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic while it was held leaves at worst a topology to be read again.
+    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl SnapshotSource for Live {

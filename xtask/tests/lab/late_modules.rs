@@ -2,7 +2,7 @@
 
 use libtest_mimic::Trial;
 use vmd_device::DeviceId;
-use xtask_lab::{interrupt, is_vmd_action};
+use xtask_lab::{KernelCounts, interrupt, is_vmd_action};
 
 use crate::lab_test;
 use crate::server::{PATIENCE, Server, completions};
@@ -40,14 +40,9 @@ fn counts_from_the_first_completion() {
     let posted = readings.device().cqes() - readings.device().cqes_skipped();
     assert_eq!(completions(&readings.daemon), posted);
     assert!(readings.device().admin_cqes() > 0);
-    let kernel: u64 = readings
+    let kernel = readings
         .kernel
-        .lines
-        .values()
-        .filter(|line| is_vmd_action(&line.actions))
-        .flat_map(|line| &line.per_cpu)
-        .map(|count| u64::from(*count))
-        .sum();
+        .since(&KernelCounts::default(), is_vmd_action);
     let total = |metric: &str| readings.daemon.sum(metric, |_| true).unwrap() as u64;
     assert_eq!(
         total("vmdtrace_hardware_interrupts_total") - total("vmdtrace_handler_repeated_total"),

@@ -245,14 +245,7 @@ fn a_reload_is_counted_on(server: &Server, controller: &str) {
     );
     // Vectors are counted from when the driver came. (The kernel forgets what it counted on
     // a disk's own lines when the disk's queues are set up.)
-    let kernel: u64 = last
-        .kernel
-        .lines
-        .values()
-        .filter(|line| is_vmd_action(&line.actions))
-        .flat_map(|line| &line.per_cpu)
-        .map(|count| u64::from(*count))
-        .sum();
+    let kernel = last.kernel.since(&KernelCounts::default(), is_vmd_action);
     let interrupts = |readings: &Readings| {
         let of_vectors = |metric: &str| {
             let sum = readings
